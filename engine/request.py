@@ -1,0 +1,152 @@
+"""Requests as the scheduler sees them. Owns: the states, the transition table, the counts of one request.
+
+No token ids, no text, no times: lengths, page keys and counters only. Latencies are derived from events by
+`telemetry.timeline`. Only `engine.scheduler.commit` and `engine.scheduler.scheduler` write here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from engine.errors import IllegalTransition
+
+if TYPE_CHECKING:
+    from engine.kvcache.kv_cache import KvLease
+
+    from engine.kvcache.page_keys import PageKeys
+
+
+class RequestState(StrEnum):
+    """Where a request is. A lease exists exactly in PREFILL and DECODE."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """The one end of a request (`requests_finished_total{finish_reason}`)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    REFUSED = "refused"
+
+
+class Cause(StrEnum):
+    """Why a request changed state."""
+
+    ARRIVE = "arrive"
+    ADMIT = "admit"
+    NEXT_CHUNK = "next_chunk"
+    FINAL_CHUNK = "final_chunk"
+    RETRACT = "retract"
+    PREEMPT = "preempt"
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    NEVER_FITS = "never_fits"
+    KV_POOL_EXHAUSTED = "kv_pool_exhausted"
+
+
+_ENDS: Final = frozenset({Cause.STOP, Cause.LENGTH, Cause.ABORT, Cause.ERROR, Cause.KV_POOL_EXHAUSTED})
+
+#: (source, target) -> the causes that may take a request from one to the other.
+TRANSITIONS: Final[dict[tuple[RequestState, RequestState], frozenset[Cause]]] = {
+    (RequestState.WAITING, RequestState.PREFILL): frozenset({Cause.ADMIT}),
+    (RequestState.WAITING, RequestState.FINISHED): frozenset({Cause.ABORT, Cause.ERROR, Cause.NEVER_FITS}),
+    (RequestState.PREFILL, RequestState.PREFILL): frozenset({Cause.NEXT_CHUNK}),
+    (RequestState.PREFILL, RequestState.DECODE): frozenset({Cause.FINAL_CHUNK}),
+    (RequestState.PREFILL, RequestState.WAITING): frozenset({Cause.RETRACT, Cause.PREEMPT}),
+    (RequestState.PREFILL, RequestState.FINISHED): _ENDS,
+    (RequestState.DECODE, RequestState.WAITING): frozenset({Cause.RETRACT, Cause.PREEMPT}),
+    (RequestState.DECODE, RequestState.FINISHED): _ENDS,
+}
+
+
+class Request:
+    """One request of the scheduler.
+
+    prompt_len, output_len  tokens; `seq_len` is their sum
+    computed_len            tokens whose K/V exists; 0 while WAITING
+    entry_seq               place in arrival order; renewed by a retraction
+    processed_at_entry      HRRN snapshot of the processed-token counter
+    in_flight               steps sent to the executor and not yet applied (0 or 1 without overlap)
+    """
+
+    __slots__ = (
+        "abort_requested",
+        "computed_len",
+        "entry_seq",
+        "finish_reason",
+        "head32_key",
+        "ignore_eos",
+        "in_flight",
+        "keys",
+        "last_extend_end",
+        "lease",
+        "matched_len",
+        "max_new_tokens",
+        "num_retractions",
+        "output_len",
+        "priority",
+        "processed_at_entry",
+        "prompt_len",
+        "rid",
+        "routing_key",
+        "state",
+        "times_passed_over",
+    )
+
+    def __init__(
+        self,
+        *,
+        rid: str,
+        prompt_len: int,
+        max_new_tokens: int,
+        keys: PageKeys,
+        head32_key: int | None = None,
+        ignore_eos: bool = False,
+        priority: int | None = None,
+        routing_key: str | None = None,
+    ) -> None:
+        self.rid = rid
+        self.prompt_len = prompt_len
+        self.max_new_tokens = max_new_tokens
+        self.keys = keys
+        self.head32_key = head32_key
+        self.ignore_eos = ignore_eos
+        self.priority = priority
+        self.routing_key = routing_key
+        self.state = RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.output_len = 0
+        self.computed_len = 0
+        self.matched_len = 0
+        self.last_extend_end = 0
+        self.lease: KvLease | None = None
+        self.in_flight = 0
+        self.abort_requested = False
+        self.num_retractions = 0
+        self.times_passed_over = 0
+        self.entry_seq = 0
+        self.processed_at_entry = 0
+
+    @property
+    def seq_len(self) -> int:
+        """Prompt and outputs, in tokens: what a prefill of this request must compute or find cached."""
+        return self.prompt_len + self.output_len
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    def transition(self, target: RequestState, cause: Cause) -> None:
+        """Move to `target`; raises IllegalTransition when the table has no such edge for `cause`."""
+        if cause not in TRANSITIONS.get((self.state, target), ()):
+            raise IllegalTransition(self.rid, self.state, target, cause)
+        self.state = target
