@@ -1,0 +1,187 @@
+"""Sources of observations. Owns: the `Source` protocol and `LiveSource`, the typed door to a running engine.
+
+Dashboards, `top` and scripts read an engine only through this. Every failure to get an answer is a `SourceUnavailable`
+that says when the engine was last reached; a refused question is `BadQuestion`; an unknown request is None.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import ValidationError
+
+from telemetry.observe import (
+    OBSERVE_VERSION,
+    EngineStatus,
+    Explanation,
+    Head,
+    LatencyAnswer,
+    ObserveError,
+    PageMap,
+    PassesAnswer,
+    QueueAnswer,
+    RequestDetail,
+    RequestsAnswer,
+)
+
+_A = TypeVar("_A", bound=Head)
+
+
+class SourceError(Exception):
+    """Root of what a source raises."""
+
+
+class SourceUnavailable(SourceError):  # noqa: N818 - a state of the world, named as one
+    """No usable answer came: not reachable, too slow, an error of the server, not authorised, or another protocol.
+
+    last_contact_wall_s  Unix time of the last good answer; None when there was none
+    """
+
+    def __init__(self, message: str, *, last_contact_wall_s: float | None) -> None:
+        super().__init__(message)
+        self.last_contact_wall_s = last_contact_wall_s
+
+
+class BadQuestion(SourceError):  # noqa: N818
+    """The engine refused the question itself (a bound was exceeded); asking again will not help."""
+
+    def __init__(self, error: ObserveError) -> None:
+        super().__init__(error.error)
+        self.detail = error
+
+
+class Source(Protocol):
+    """Where observations come from: a live engine, or a recorded one."""
+
+    def status(self) -> EngineStatus: ...
+
+    def queue(self, limit: int = 500) -> QueueAnswer: ...
+
+    def passes(self, n: int = 32) -> PassesAnswer: ...
+
+    def latency(self) -> LatencyAnswer: ...
+
+    def requests(self, limit: int = 500) -> RequestsAnswer: ...
+
+    def request(self, rid: str) -> RequestDetail | None: ...
+
+    def pages(self) -> PageMap: ...
+
+    def explain(self, rid: str) -> Explanation | None: ...
+
+
+class LiveSource:
+    """A running engine, by its base URL. Safe to share between threads.
+
+    timeout_s  for one answer, connect included; dashboards want a short one
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 2.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout_s, transport=transport, trust_env=False
+        )
+        self._lock = threading.Lock()
+        self._last_contact: float | None = None
+
+    @property
+    def last_contact_wall_s(self) -> float | None:
+        """Unix time of the last good answer."""
+        return self._last_contact
+
+    def status(self) -> EngineStatus:
+        return self._must("/observe/status", EngineStatus)
+
+    def queue(self, limit: int = 500) -> QueueAnswer:
+        """The waiting queue, at most `limit` entries from its head (1 to 5,000)."""
+        return self._must("/observe/queue", QueueAnswer, {"limit": limit})
+
+    def passes(self, n: int = 32) -> PassesAnswer:
+        """The last `n` steps (1 to 512)."""
+        return self._must("/observe/passes", PassesAnswer, {"n": n})
+
+    def latency(self) -> LatencyAnswer:
+        return self._must("/observe/latency", LatencyAnswer)
+
+    def requests(self, limit: int = 500) -> RequestsAnswer:
+        """Live requests and the latest finished ones, at most `limit` of each (1 to 5,000)."""
+        return self._must("/observe/requests", RequestsAnswer, {"limit": limit})
+
+    def request(self, rid: str) -> RequestDetail | None:
+        """One request; None when the engine does not know it (any more)."""
+        return self._ask(f"/observe/requests/{quote(rid, safe='')}", RequestDetail)
+
+    def pages(self) -> PageMap:
+        return self._must("/observe/pages", PageMap)
+
+    def explain(self, rid: str) -> Explanation | None:
+        """Sentences about one request; None when the engine does not know it (any more)."""
+        return self._ask(f"/observe/explain/{quote(rid, safe='')}", Explanation)
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _must(self, path: str, model: type[_A], params: dict[str, int] | None = None) -> _A:
+        answer = self._ask(path, model, params)
+        if answer is None:
+            raise self._unavailable(f"{self.url}{path} is not there: is this an admitscope engine?")
+        return answer
+
+    def _ask(self, path: str, model: type[_A], params: dict[str, int] | None = None) -> _A | None:
+        try:
+            reply = self._client.get(path, params=params)
+        except httpx.HTTPError as error:
+            # A closed connection or a timeout of httpx may have no text of its own.
+            raise self._unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
+        if reply.status_code == httpx.codes.NOT_FOUND:
+            return None
+        if reply.status_code == httpx.codes.BAD_REQUEST:
+            raise BadQuestion(self._error_body(reply))
+        if reply.status_code != httpx.codes.OK:
+            raise self._unavailable(f"{self.url}{path} answers {reply.status_code}")
+        return self._parsed(path, reply, model)
+
+    def _parsed(self, path: str, reply: httpx.Response, model: type[_A]) -> _A:
+        try:
+            answer = model.model_validate_json(reply.content)
+        except ValidationError as error:
+            fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors()[:5])
+            raise self._unavailable(f"{self.url}{path} sent something else: wrong at {fields or 'the body'}") from error
+        if answer.observe_version > OBSERVE_VERSION:
+            raise self._unavailable(
+                f"{self.url} speaks observe version {answer.observe_version}, this client knows {OBSERVE_VERSION}"
+            )
+        with self._lock:
+            self._last_contact = time.time()
+        return answer
+
+    def _error_body(self, reply: httpx.Response) -> ObserveError:
+        try:
+            return ObserveError.model_validate_json(reply.content)
+        except ValidationError:
+            return ObserveError(error=f"refused with {reply.status_code}")
+
+    def _unavailable(self, message: str) -> SourceUnavailable:
+        return SourceUnavailable(message, last_contact_wall_s=self._last_contact)
