@@ -1,0 +1,80 @@
+"""LlamaConfig. Owns: the shape of a Llama-family decoder as a value, and the checks that make it loadable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import ModelFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How RoPE frequencies are stretched beyond the trained context.
+
+    kind    `linear` (all frequencies divided by `factor`) or `llama3` (only those of long wavelength)
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """Numbers of one Llama-family decoder. Sizes in elements, contexts in tokens.
+
+    rope_theta      base of the rotary frequencies
+    eos_token_ids   tokens that end an answer, the first one foremost
+    tied_embeddings the LM head is the embedding table
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_context_tokens: int
+    rope_theta: float
+    rms_norm_eps: float
+    tied_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    rope_scaling: RopeScaling | None = None
+
+    def check(self, source: object) -> LlamaConfig:
+        """Return self, or raise ModelFormatError naming `source`, the field, its value and the limit."""
+        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            _at_least(source, field, getattr(self, field), 1)
+        _at_least(source, "max_context_tokens", self.max_context_tokens, 2)
+        _at_least(source, "head_dim", self.head_dim, 2)
+        if self.head_dim % 2:
+            raise ModelFormatError(f"{source}: head_dim is {self.head_dim}; RoPE needs an even number")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelFormatError(
+                f"{source}: num_heads is {self.num_heads}, which is no multiple of num_kv_heads, {self.num_kv_heads}"
+            )
+        for field in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, field)
+            if not 0 < value < float("inf"):
+                raise ModelFormatError(f"{source}: {field} is {value}; a finite number above 0 is needed")
+        if self.rope_scaling is not None and not self.rope_scaling.factor >= 1:
+            raise ModelFormatError(f"{source}: rope scaling factor is {self.rope_scaling.factor}; at least 1 is needed")
+        for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
+            if not 0 <= token_id < self.vocab_size:
+                raise ModelFormatError(
+                    f"{source}: special token id {token_id} is outside the vocabulary of {self.vocab_size} tokens"
+                )
+        return self
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """K and V of one token in all layers, in bytes, for elements of `itemsize` bytes."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
+
+
+def _at_least(source: object, field: str, value: int, limit: int) -> None:
+    if value < limit:
+        raise ModelFormatError(f"{source}: {field} is {value}; at least {limit} is needed")

@@ -1,0 +1,33 @@
+"""Weights. Owns: the canonical form in which loaders hand weights to the model, whatever the file format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One decoder layer; matrices are [out, in].
+
+    qkv      [(Hq + 2 Hkv) D, hidden]  q rows, then k, then v, in rotate-half order
+    gate_up  [2 ffn, hidden]           gate rows, then up
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    attention_out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(slots=True)
+class LlamaWeights:
+    """All weights. `lm_head` [vocab, hidden] is the embedding tensor itself when tied."""
+
+    embedding: torch.Tensor
+    layers: list[LayerWeights]
+    final_norm: torch.Tensor
+    lm_head: torch.Tensor
