@@ -1,0 +1,108 @@
+"""Tokenizers from GGUF metadata. Owns: `tokenizer.ggml.*` of byte-level BPE models -> a `tokenizers` pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from engine.errors import ModelFormatError
+from engine.text.hf_tokenizer import HfTokenizer
+
+_CONTROL, _USER_DEFINED = 3, 4
+_LETTERS: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: Pre-tokenizers whose models put BOS before a bare text when the file does not say.
+_BOS_BY_DEFAULT: Final = frozenset({"llama-bpe", "llama3", "llama-v3"})
+
+
+def tokenizer_from_gguf(path: Path) -> HfTokenizer:
+    """Tokenizer of a GGUF file; raises ModelFormatError for a missing file or a kind that is not supported."""
+    import gguf
+
+    try:
+        fields = gguf.GGUFReader(path).fields
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise ModelFormatError(f"{path}: not a readable GGUF file: {error}") from error
+    return tokenizer_from_metadata(
+        {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}, source=str(path)
+    )
+
+
+def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfTokenizer:
+    """Tokenizer from GGUF keys and values. `source` names the file in errors."""
+
+    def get(name: str, default: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{name}", default)
+
+    if (kind := get("model")) != "gpt2":
+        raise ModelFormatError(f"{source}: tokenizer.ggml.model={kind!r} is not supported; supported: 'gpt2'")
+    tokens, merges = get("tokens"), get("merges")
+    if not tokens or merges is None:
+        raise ModelFormatError(f"{source}: tokenizer.ggml.tokens and tokenizer.ggml.merges are needed")
+    pre = get("pre", "gpt-2")
+    backend = _pipeline(tokens, merges, pre, source)
+    kinds = get("token_type") or [1] * len(tokens)
+    added = [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    backend.add_tokens(added)
+    bos = get("bos_token_id")
+    return HfTokenizer(
+        backend,
+        eos_token_ids=[i for i in (get("eos_token_id"), get("eot_token_id")) if i is not None],
+        bos_token_id=bos,
+        prefix_ids=[bos] if bos is not None and get("add_bos_token", pre in _BOS_BY_DEFAULT) else [],
+        chat_template=metadata.get("tokenizer.chat_template"),
+        source=source,
+    )
+
+
+def _pipeline(tokens: list[str], merges: list[str], pre: str, source: str) -> tokenizers.Tokenizer:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = [_pair(merge) for merge in merges]
+    try:
+        # Llama 3 vocabularies hold whole words that no merge reaches.
+        model = models.BPE(vocabulary, pairs, ignore_merges=pre in _BOS_BY_DEFAULT)
+    except Exception as error:  # the library raises bare Exception when a merge names no token
+        raise ModelFormatError(f"{source}: tokenizer.ggml.merges do not fit the tokens: {error}") from error
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = _pre_tokenizer(pre, source)
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """The two sides of "a b"; spaces inside a side do not occur, the byte alphabet has none."""
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _pre_tokenizer(pre: str, source: str) -> pre_tokenizers.PreTokenizer:
+    """How text is cut before merging, by the name that llama.cpp gives it."""
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if pre in ("gpt-2", "default"):
+        return plain
+    if pre in ("smollm", "starcoder", "refact", "command-r"):
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
+    digits = {"qwen2": r"\p{N}", "llama-bpe": r"\p{N}{1,3}", "llama3": r"\p{N}{1,3}", "llama-v3": r"\p{N}{1,3}"}
+    if pre not in digits:
+        raise ModelFormatError(
+            f"{source}: tokenizer.ggml.pre={pre!r} is not supported; supported: "
+            "gpt-2, default, smollm, starcoder, refact, command-r, qwen2, llama-bpe"
+        )
+    pattern = Regex(_LETTERS.format(digits=digits[pre]))
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
