@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from telemetry.demo.trace import load_rows, scaled
+from telemetry.demo.trace import Scale, load_rows, scaled
 
 #: Prompt ids are drawn from here, both ends included: past the special tokens of common vocabularies, within 49,152.
 TOKEN_IDS: Final = (100, 47_999)
@@ -56,7 +56,7 @@ def _shared_prefix(rng: random.Random) -> list[BenchRequest]:
 
 
 def _azure(rng: random.Random) -> list[BenchRequest]:
-    rows = (scaled(row, divisor=4, context=(8, 512), generated=(4, 64)) for row in load_rows(40))
+    rows = (scaled(row, context=Scale(4, 8, 512), generated=Scale(4, 4, 64)) for row in load_rows(40))
     return [BenchRequest(_ids(rng, row.context_tokens), row.generated_tokens) for row in rows]
 
 

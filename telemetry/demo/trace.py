@@ -6,7 +6,7 @@ import csv
 import gzip
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 DATA_DIR: Final = Path(__file__).parent / "data"
 AZURE_ROWS: Final = 4000
@@ -33,9 +33,17 @@ def load_rows(limit: int = AZURE_ROWS) -> tuple[TraceRow, ...]:
     return tuple(rows)
 
 
-def scaled(row: TraceRow, *, divisor: int, context: tuple[int, int], generated: tuple[int, int]) -> TraceRow:
-    """Both lengths divided (rounded down) and clipped to their inclusive (low, high) range."""
-    return TraceRow(
-        context_tokens=min(max(row.context_tokens // divisor, context[0]), context[1]),
-        generated_tokens=min(max(row.generated_tokens // divisor, generated[0]), generated[1]),
-    )
+class Scale(NamedTuple):
+    """Divide a length by `divisor`, rounded down, then clip it to [low, high]."""
+
+    divisor: int
+    low: int
+    high: int
+
+    def of(self, tokens: int) -> int:
+        return min(max(tokens // self.divisor, self.low), self.high)
+
+
+def scaled(row: TraceRow, *, context: Scale, generated: Scale) -> TraceRow:
+    """The row with both lengths scaled to what a machine can do."""
+    return TraceRow(context.of(row.context_tokens), generated.of(row.generated_tokens))

@@ -1,0 +1,260 @@
+"""The command line as data. Owns: every subcommand, flag, environment name and help text of `admitscope`.
+
+One frozen pydantic-settings tree. `serve` is the engine's own configuration tree plus what surrounds an engine, so a
+field added to `EngineConfig` is a flag and an environment name by itself. Order of precedence: flag, environment,
+default. Bad usage raises `UsageError`; nothing here starts anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliPositionalArg,
+    CliSettingsSource,
+    CliSubCommand,
+    SettingsConfigDict,
+    get_subcommand,
+)
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+ENV_PREFIX: Final = "ADMITSCOPE_"
+ENV_DELIMITER: Final = "__"
+
+
+class UsageError(ConfigError):
+    """The command line or the environment asks for something that is not offered."""
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps examples as written, and lists each command by its first sentence only."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return super()._expand_help(action).split("\n\n")[0]
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        if isinstance(action.metavar, str) and action.metavar.startswith("{"):
+            lower = action.metavar.lower()  # enum members are shown by name, but asked for by value
+            return lambda size: (lower,) * size
+        return super()._metavar_formatter(action, default_metavar)
+
+
+class ServeCommand(EngineConfig, BaseSettings):
+    """Serve a model over an OpenAI-compatible API, with /metrics and /observe beside it.
+
+    examples:
+      admitscope serve                                    SmolLM2-135M on 127.0.0.1:8000
+      admitscope serve --server.port 0                    a free port, printed once it listens
+      admitscope serve --model.path ./model --executor.dtype bfloat16
+      admitscope serve --scheduler.chunked-prefill-size 512 --scheduler.schedule-policy fcfs
+      admitscope serve --journal none                     keep no records on disk
+      ADMITSCOPE_CACHE__PAGE_SIZE=32 admitscope serve     the same as --cache.page-size 32
+
+    Every flag has an environment name: ADMITSCOPE_, then the flag in capitals, "." as "__" and "-" as "_".
+    Ctrl-C or SIGTERM: running requests finish, for at most --server.drain-timeout-s; a second one ends them at once.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter=ENV_DELIMITER,
+        env_parse_none_str="none",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        nested_model_default_partial_update=True,
+    )
+
+    journal: Path | None = Path("journals")
+    """Folder that journals are written to, one per run. `none` writes nothing."""
+    journal_max_mib: int = Field(512, ge=4)
+    """Size of one run's journal on disk, in MiB; beyond it the oldest part goes."""
+    on_violation: Literal["record", "raise"] = "record"
+    """When a law of the core breaks: `record` counts it and serves on, `raise` stops the engine at that step."""
+    pick_port: bool = False
+    """When the port is taken, take a free one and say so, instead of refusing to start."""
+
+    def engine_config(self) -> EngineConfig:
+        """The part that the engine itself gets."""
+        return EngineConfig(
+            scheduler=self.scheduler,
+            cache=self.cache,
+            model=self.model,
+            executor=self.executor,
+            server=self.server,
+        )
+
+
+class _Command(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ExplainCommand(_Command):
+    """Tell the life of one request from a journal: why it waited, for whom, what it was promised. With numbers.
+
+    examples:
+      admitscope explain journals/run-1 chatcmpl-42
+      admitscope explain journals/run-1 chatcmpl-42 --json
+    """
+
+    journal: CliPositionalArg[Path]
+    """A journal: a run's folder, or one of its files."""
+    rid: CliPositionalArg[str]
+    """The request's id: the `id` of its answer."""
+    json_output: bool = Field(False, alias="json")
+    """Print one JSON object instead of sentences."""
+
+
+class ReplayCommand(_Command):
+    """Feed a journal's inputs to a fresh scheduler and compare every event it publishes with the recorded one.
+
+    Exit status 0 when all are identical, 1 at the first that differs (both are printed).
+
+    examples:
+      admitscope replay journals/run-1
+      admitscope replay journals/run-1 --json
+    """
+
+    journal: CliPositionalArg[Path]
+    """A journal: a run's folder, or one of its files."""
+    json_output: bool = Field(False, alias="json")
+    """Print one JSON object instead of a sentence."""
+
+
+class DashboardCommand(_Command):
+    """Open the live page of a running engine in a browser.
+
+    examples:
+      admitscope dashboard                                the engine on 127.0.0.1:8000
+      admitscope dashboard http://10.0.0.5:8000 --port 8600
+    """
+
+    url: CliPositionalArg[str] = "http://127.0.0.1:8000"
+    """Where the engine listens."""
+    host: str = "127.0.0.1"
+    """Address that the page listens on."""
+    port: int = Field(8501, ge=0, le=65535)
+    """Port of the page; 0 picks a free one."""
+    pick_port: bool = False
+    """When the port is taken, take a free one and say so."""
+
+
+class DemoCommand(_Command):
+    """A real model under a replayed trace, live in the browser: server, dashboard and load, started and ended together.
+
+    Rows of the Azure conversation trace arrive as chat questions about passages of Shakespeare, slightly slower than
+    this machine can answer, so that a queue forms and empties. Nothing is downloaded.
+
+    examples:
+      admitscope demo                                     until Ctrl-C
+      admitscope demo --duration 60                       unattended: a minute of arrivals, then a summary
+    """
+
+    duration: float = Field(0.0, ge=0, le=86_400)
+    """Seconds of arrivals; then everything accepted is finished. 0: until Ctrl-C."""
+    rate: float | None = Field(None, gt=0, le=1000)
+    """Arrivals per second. Unset: measured on this machine at the start."""
+    api_port: int = Field(8000, ge=0, le=65535)
+    """Port of the API and of /metrics; another one is taken, and named, when it is in use."""
+    dashboard_port: int = Field(8501, ge=0, le=65535)
+    """Port of the dashboard; likewise."""
+    dashboard: bool = True
+    """Start the dashboard."""
+    journal: Path | None = Path("journals")
+    """Folder that the run's journal is written to, for `explain` and `replay`. `none` writes nothing."""
+    seed: int = Field(0, ge=0)
+    """Of arrivals and questions."""
+
+
+Command = ServeCommand | ExplainCommand | ReplayCommand | DashboardCommand | DemoCommand
+
+
+class Root(BaseSettings):
+    """admitscope: an LLM inference engine that shows why each request runs, waits, or is cut.
+
+    start here:
+      admitscope demo --duration 60       a model, a load and a dashboard on this machine, for a minute
+      admitscope serve                    an OpenAI-compatible API on 127.0.0.1:8000
+      admitscope explain JOURNAL RID      why that request was late
+
+    `admitscope COMMAND --help` teaches each one; `admitscope --version` names this build.
+    """
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="admitscope",
+        cli_kebab_case="all",
+        cli_implicit_flags=True,
+        cli_parse_none_str="none",
+        cli_avoid_json=True,
+        cli_use_class_docs_for_groups=True,
+        frozen=True,
+        extra="forbid",
+    )
+
+    serve: CliSubCommand[ServeCommand]
+    explain: CliSubCommand[ExplainCommand]
+    replay: CliSubCommand[ReplayCommand]
+    dashboard: CliSubCommand[DashboardCommand]
+    demo: CliSubCommand[DemoCommand]
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:
+    """The command that `argv` asks for.
+
+    Raises UsageError for values out of range and for misspelt environment names; SystemExit 2 for unknown flags and
+    SystemExit 0 after printing help, both by argparse.
+    """
+    words = list(argv)
+    if not words:
+        words = ["--help"]
+    try:
+        source = CliSettingsSource[Root](Root, formatter_class=_HelpFormatter)
+        command = get_subcommand(CliApp.run(Root, cli_args=words, cli_settings_source=source), is_required=True)
+    except ValidationError as error:
+        raise UsageError("\n".join(_sentences(error))) from error
+    assert isinstance(command, ServeCommand | ExplainCommand | ReplayCommand | DashboardCommand | DemoCommand)
+    if isinstance(command, ServeCommand):
+        _refuse_unknown_environment(environment)
+    return command
+
+
+def environment_name(flag: str) -> str:
+    """The environment name of a `serve` flag: `--cache.page-size` is ADMITSCOPE_CACHE__PAGE_SIZE."""
+    return ENV_PREFIX + flag.removeprefix("--").replace("-", "_").replace(".", ENV_DELIMITER).upper()
+
+
+def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
+    """Raise for a misspelt name: it would be a setting silently not applied. Deeper words are pydantic's to judge."""
+    known = {name.upper() for name in ServeCommand.model_fields}
+    for name in environment:
+        if name.upper().startswith(ENV_PREFIX):
+            head = name.upper().removeprefix(ENV_PREFIX).split(ENV_DELIMITER)[0]
+            if head not in known:
+                raise UsageError(f"{name}: no such setting; `admitscope serve --help` lists them")
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    """One line per fault: the flag and its environment name, the value, and the limit in pydantic's words."""
+    lines: list[str] = []
+    for fault in error.errors(include_url=False):
+        path = [str(part) for part in fault["loc"]]
+        command, fields = (path[0], path[1:]) if path else ("", [])
+        message = fault["msg"].removeprefix("Value error, ")
+        if not fields:
+            lines.append(message)
+            continue
+        flag = "--" + ".".join(fields).replace("_", "-")
+        name = f"{flag} (or {environment_name(flag)})" if command == "serve" else flag
+        # A fault between fields has named its values already; a key stays out of terminals and logs.
+        is_hidden = isinstance(fault["input"], dict) or fields[-1] == "api_key"
+        lines.append(f"{name}: {message}" if is_hidden else f"{name}: {message}; got {fault['input']!r}")
+    return lines
