@@ -1,0 +1,224 @@
+"""Journal writer. Owns: the files of a journal — lines, batches, segments, checkpoints, and what a failing disk does.
+
+A journal is JSON lines: a header, then events in the engine's order (repeated refusals folded), checkpoints of their
+running hash in between. It holds every input of the core, so `telemetry.replay` can run it again, and no token and no
+text: prompts are salted page keys and lengths.
+
+Files     `run.jsonl`, then `run.0001.jsonl`, `run.0002.jsonl` … once a segment passes `rotate_bytes`; each starts with
+          a header that carries its number. An existing file is never overwritten.
+Batches   lines are written together, every 256 or 50 ms, whichever is first.
+Safety    a batch is handed to the operating system when written: it survives the end of the process. `fsync` runs at
+          rotation and close only; a power failure may cost what the system had not written yet.
+Failures  a write that fails (disk full) is cut off at the last whole line, raised to the caller (BufferedSink counts
+          and logs it) and tried again with the next batch. Up to 8 MiB wait; beyond that new events are dropped, and an
+          `events_missing` line says how many once writing works again.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pydantic import JsonValue
+
+from engine.clock import Clock, MonotonicClock
+from engine.errors import AdmitscopeError
+from engine.events import SCHEMA_VERSION, AnyEvent, EngineStarted, ResponseSent, StepCompleted
+from telemetry.folding import EventHash, RefusalFolder
+from telemetry.schema import LineUnion, encode
+from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord
+
+ROTATE_BYTES: Final = 64 * 1024 * 1024
+BATCH_RECORDS: Final = 256
+BATCH_NS: Final = 50_000_000
+CHECKPOINT_STEPS: Final = 256
+MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
+
+
+class JournalError(AdmitscopeError):
+    """A journal cannot be written or read. The message names the file."""
+
+
+def new_journal_path(folder: Path, wall_ns: int) -> Path:
+    """A fresh name in `folder` that sorts by start time: admitscope-20261231T235959.123456Z.jsonl."""
+    started = datetime.fromtimestamp(wall_ns / 1e9, tz=UTC)
+    return folder / f"admitscope-{started:%Y%m%dT%H%M%S.%f}Z.jsonl"
+
+
+def segment_path(path: Path, segment: int) -> Path:
+    """File of a segment: `path` itself for 0, then `stem.NNNN.suffix`."""
+    return path if segment == 0 else path.with_name(f"{path.stem}.{segment:04d}{path.suffix}")
+
+
+class JournalSink:
+    """Writes one engine's life to files. One thread calls it: wrap it in a BufferedSink beside a live engine.
+
+    Its first event must be `EngineStarted`, which the header is made of; the file is created then.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rotate_bytes: int = ROTATE_BYTES,
+        checkpoint_steps: int = CHECKPOINT_STEPS,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = path
+        self._rotate_bytes = rotate_bytes
+        self._checkpoint_steps = checkpoint_steps
+        self._max_pending = max_pending_bytes
+        self._clock = clock or MonotonicClock()
+        self._encoder = msgspec.json.Encoder()
+        self._folder = RefusalFolder()
+        self._hash = EventHash()
+        self._lines: list[bytes] = []
+        self._pending = bytearray()
+        self._file: _SegmentFile | None = None
+        self._header: HeaderRecord | None = None
+        self._last_flush_ns = self._clock.now_ns()
+        self._last_checkpoint_step = 0
+        self._last_step = 0
+        self._next_seq = 0
+        self._closed = False
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment being written."""
+        return self._header.segment if self._header else 0
+
+    def emit(self, event: AnyEvent) -> None:
+        """Take one event; writes when a batch is due. Raises OSError when writing fails, JournalError when misused."""
+        if self._closed:
+            raise JournalError(f"{self.path}: event {event.seq} came after close")
+        if self._header is None:
+            self._open(event)
+        if len(self._pending) < self._max_pending:
+            self._take(event)
+        if len(self._lines) >= BATCH_RECORDS or self._clock.now_ns() - self._last_flush_ns >= BATCH_NS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. Raises OSError when that fails; the lines then wait for the next attempt."""
+        self._last_flush_ns = self._clock.now_ns()
+        if self._file is not None:
+            self._write(self._file)
+            if self._file.size >= self._rotate_bytes:
+                self._rotate(self._file)
+
+    def close(self) -> None:
+        """Write everything, a last checkpoint included, and make it durable. May be called twice."""
+        if self._closed or self._file is None:
+            self._closed = True
+            return
+        self._checkpoint()
+        try:
+            self._write(self._file)
+        finally:
+            self._closed = True
+            self._file.close()
+
+    def _open(self, event: AnyEvent) -> None:
+        if not isinstance(event, EngineStarted):
+            raise JournalError(f"{self.path}: the first event is {type(event).__name__}, not EngineStarted")
+        config: dict[str, JsonValue] = msgspec.json.decode(event.config, type=dict)
+        header = HeaderRecord(
+            schema_version=SCHEMA_VERSION,
+            version=event.version,
+            engine_id=event.engine_id,
+            segment=0,
+            first_seq=event.seq,
+            wall_ns=event.wall_ns,
+            mono_ns=event.t_ns,
+            config=config,
+        )
+        self._file = _SegmentFile(self.path)
+        self._header = header
+        self._next_seq = event.seq
+        self._line(header)
+
+    def _take(self, event: AnyEvent) -> None:
+        if event.seq != self._next_seq:
+            missing = EventsMissingRecord(
+                after_seq=self._next_seq - 1, before_seq=event.seq, missing=event.seq - self._next_seq
+            )
+            self._line(missing)
+        self._next_seq = event.seq + 1
+        self._last_step = event.step
+        encoded = self._encoder.encode(event)
+        if not isinstance(event, ResponseSent):
+            self._hash.add(encoded)
+        folded, written = self._folder.push(event)
+        if folded is not None:
+            self._line(folded)
+        if written:
+            self._lines.append(encoded)
+        if isinstance(event, StepCompleted) and event.step - self._last_checkpoint_step >= self._checkpoint_steps:
+            self._checkpoint()
+
+    def _write(self, file: _SegmentFile) -> None:
+        if self._lines:
+            self._pending += b"\n".join(self._lines) + b"\n"
+            self._lines.clear()
+        if self._pending:
+            file.append(self._pending)
+            self._pending.clear()
+
+    def _line(self, record: LineUnion) -> None:
+        self._lines.append(encode(record))
+
+    def _checkpoint(self) -> None:
+        for line in self._folder.flush():
+            self._line(line)
+        checkpoint = CheckpointRecord(
+            step=self._last_step, seq=self._next_seq - 1, events=self._hash.events, hash=self._hash.hexdigest()
+        )
+        self._line(checkpoint)
+        self._last_checkpoint_step = self._last_step
+
+    def _rotate(self, previous: _SegmentFile) -> None:
+        """Go on in a new file. What is folded is written first, so that each segment counts its own refusals."""
+        assert self._header is not None
+        header = self._header.model_copy(update={"segment": self.segment + 1, "first_seq": self._next_seq})
+        following = _SegmentFile(segment_path(self.path, header.segment))
+        try:
+            self._checkpoint()
+            self._write(previous)
+        finally:
+            self._file, self._header = following, header
+            self._line(header)
+            previous.close()
+
+
+class _SegmentFile:
+    """One open segment. Its content is whole lines at all times, also after a write that failed half-way."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            raise JournalError(f"{path} exists already: a journal is never overwritten, choose another name") from error
+        self.size = 0
+
+    def append(self, data: bytes | bytearray) -> None:
+        view, done = memoryview(data), 0
+        try:
+            while done < len(view):
+                done += self._file.write(view[done:]) or 0
+        except OSError:
+            os.ftruncate(self._file.fileno(), self.size)
+            self._file.seek(self.size)
+            raise
+        finally:
+            view.release()
+        self.size += done
+
+    def close(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()

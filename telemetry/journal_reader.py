@@ -1,0 +1,158 @@
+"""Journal reader. Owns: which files make up a journal, in what order, and what a damaged one means.
+
+Streams; nothing is kept. Segments follow each other as `telemetry.journal` names them, each plain or gzip (`.gz`). A
+last line that is cut off or unreadable is what a crash leaves: reading ends before it and `torn` says where. An
+unreadable line anywhere else is an error that names file and line: such a journal was altered.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple, TypeVar, cast
+
+from telemetry.journal import JournalError, segment_path
+from telemetry.schema import Record, RecordError, SchemaTooNew, decode
+from telemetry.schema_journal import HeaderRecord
+
+_T = TypeVar("_T")
+
+
+class Line(NamedTuple):
+    """One line as it stands in a file; `number` counts from 1."""
+
+    file: Path
+    number: int
+    raw: bytes
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+class TornTail(NamedTuple):
+    """Where a journal ends before its time, and why the rest was not read."""
+
+    file: Path
+    number: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}: {self.why}"
+
+
+def segment_files(path: Path) -> tuple[Path, ...]:
+    """The existing files of the journal that begins with `path`, in order. Raises JournalError."""
+    base = path.with_suffix("") if path.suffix == ".gz" else path
+    files: list[Path] = []
+    while found := _plain_or_gzip(segment_path(base, len(files))):
+        files.append(found)
+    if not files:
+        raise JournalError(f"{path}: no such journal")
+    later = sorted(base.parent.glob(f"{base.stem}.[0-9][0-9][0-9][0-9]{base.suffix}*"))
+    last_known = len(files) - 1
+    for candidate in later:
+        number = int(candidate.name[len(base.stem) + 1 :][:4])
+        if number > last_known:
+            missing = segment_path(base, last_known + 1)
+            raise JournalError(f"{missing} is missing, but {candidate.name} is there: the journal has a hole")
+    return tuple(files)
+
+
+class JournalReader:
+    """One journal, read front to back as often as needed.
+
+    header  of the first segment
+    torn    set by the latest complete reading when the journal ends in a damaged line
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = segment_files(path)
+        self.torn: TornTail | None = None
+        self.header = self._header_of(self.files[0], 0)
+
+    def records(self) -> Iterator[Record]:
+        """Every record, headers included, validated. Raises JournalError."""
+        for _, record in self.read(decode):
+            yield record
+
+    def read(self, decoded: Callable[[bytes], _T]) -> Iterator[tuple[Line, _T]]:
+        """Every line with what `decoded` makes of it; it raises RecordError for what it cannot read."""
+        self.torn = None
+        lines = self._lines()
+        line = next(lines, None)
+        while line is not None:
+            following = next(lines, None)
+            try:
+                value = decoded(line.raw)
+            except SchemaTooNew as error:
+                raise JournalError(f"{line}: {error}") from error
+            except RecordError as error:
+                if following is not None:
+                    raise JournalError(f"{line}: {error}") from error
+                self.torn = self.torn or TornTail(line.file, line.number, f"unreadable last line: {error}")
+                return
+            yield line, value
+            line = following
+
+    def _lines(self) -> Iterator[Line]:
+        for index, file in enumerate(self.files):
+            is_last = index == len(self.files) - 1
+            if index:
+                if is_last and _has_no_line(file):
+                    self.torn = TornTail(file, 1, "the segment ends inside its header")
+                    return
+                self._header_of(file, index)
+            number = 0
+            with _opened(file) as stream:
+                while True:
+                    number += 1
+                    try:
+                        raw = stream.readline()
+                    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                        torn = TornTail(file, number, f"damaged gzip: {error}")
+                        if not is_last:
+                            raise JournalError(str(torn)) from error
+                        self.torn = torn
+                        return
+                    if not raw:
+                        break
+                    yield Line(file, number, raw.removesuffix(b"\n"))
+
+    def _header_of(self, file: Path, segment: int) -> HeaderRecord:
+        """The header of one file, checked against its place among the others."""
+        try:
+            with _opened(file) as stream:
+                record = decode(stream.readline())
+        except RecordError as error:
+            raise JournalError(f"{file}:1: no journal header: {error}") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise JournalError(f"{file}:1: damaged gzip: {error}") from error
+        if not isinstance(record, HeaderRecord):
+            raise JournalError(f"{file}:1: the first line is {record.type}, not a header")
+        if record.segment != segment:
+            raise JournalError(f"{file}:1: segment is {record.segment}, but by its name it is {segment}")
+        if segment and record.engine_id != self.header.engine_id:
+            raise JournalError(
+                f"{file}:1: engine_id is {record.engine_id!r}; the journal began with {self.header.engine_id!r}"
+            )
+        return record
+
+
+def _plain_or_gzip(path: Path) -> Path | None:
+    compressed = path.with_name(path.name + ".gz")
+    return path if path.exists() else compressed if compressed.exists() else None
+
+
+def _opened(file: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(file, "rb")) if file.suffix == ".gz" else file.open("rb")
+
+
+def _has_no_line(file: Path) -> bool:
+    """A segment that was begun just before the end: not one whole line."""
+    if file.suffix == ".gz":
+        return False
+    with file.open("rb") as stream:
+        return not stream.readline().endswith(b"\n")

@@ -1,0 +1,199 @@
+"""The engine thread is never held up or hurt by a listener: full queues, slow sinks, full disks, raising sinks."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.events import AnyEvent, RecordingSink
+from telemetry.buffered import BufferedSink, ErrorLog
+from telemetry.isolation import IsolatedSink
+from telemetry.journal import JournalSink
+from telemetry.journal_reader import JournalReader
+
+
+class Gated:
+    """Holds its thread inside `emit` until told to go on."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.go_on = threading.Event()
+        self.events: list[AnyEvent] = []
+        self.threads: set[int] = set()
+
+    def emit(self, event: AnyEvent) -> None:
+        self.threads.add(threading.get_ident())
+        self.inside.set()
+        assert self.go_on.wait(30)
+        self.events.append(event)
+
+
+class Failing:
+    """Raises on every event but those of even steps."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+
+    def emit(self, event: AnyEvent) -> None:
+        if event.step % 2:
+            raise ValueError(f"label of step {event.step}")
+        self.events.append(event)
+
+
+def test_everything_arrives_in_order_on_another_thread(numbered: Any) -> None:
+    gate = Gated()
+    gate.go_on.set()
+    sink = BufferedSink(gate, "journal")
+    events = [numbered.planned(step) for step in range(5000)]
+    for event in events:
+        sink.emit(event)
+    assert sink.flush()
+    assert gate.events == events
+    assert gate.threads.isdisjoint({threading.get_ident()})
+    assert sink.close()
+    assert (sink.stats().accepted, sink.stats().delivered, sink.stats().dropped) == (5000, 5000, 0)
+
+
+def test_a_stuck_listener_fills_the_queue_and_the_newest_are_dropped_and_counted(numbered: Any) -> None:
+    gate = Gated()
+    sink = BufferedSink(gate, "spans", capacity=10, period_s=0.001)
+    sink.emit(numbered.planned(0))
+    assert gate.inside.wait(30)  # the worker holds event 0 and nothing else moves
+    for step in range(1, 26):
+        sink.emit(numbered.planned(step))
+    stats = sink.stats()
+    assert (stats.accepted, stats.dropped, stats.queued) == (11, 15, 10)
+    gate.go_on.set()
+    assert sink.close()
+    assert [event.step for event in gate.events] == list(range(11))
+
+
+def test_a_raising_listener_is_counted_and_logged_at_a_bounded_rate(
+    numbered: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing()
+    sink = BufferedSink(failing, "spans")
+    with caplog.at_level(logging.ERROR, "admitscope.telemetry"):
+        for step in range(100):
+            sink.emit(numbered.planned(step))
+        assert sink.flush()
+    assert sink.close()
+    stats = sink.stats()
+    assert (stats.errors, stats.delivered, len(failing.events)) == (50, 100, 50)
+    assert stats.last_error == "ValueError: label of step 99"
+    assert len(caplog.records) == 1
+    assert (
+        caplog.records[0]
+        .getMessage()
+        .startswith("spans failed while taking StepPlanned of step 1 (ValueError: label of step 1)")
+    )
+
+
+def test_disk_full_behind_the_buffer_costs_the_engine_nothing(numbered: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    sink = BufferedSink(JournalSink(path), "journal", period_s=0.001)
+    sink.emit(numbered.started())
+    assert sink.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+    try:
+        for step in range(1, 50):
+            sink.emit(numbered.planned(step))
+        assert sink.flush()
+        errors = sink.stats().errors
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert errors > 0
+    assert "File too large" in sink.stats().last_error
+    assert sink.close()
+    steps = [r.step for r in JournalReader(path).records() if r.type == "StepPlanned"]
+    assert steps == list(range(1, 50)), "what waited out the outage is written afterwards"
+
+
+def test_a_failing_close_is_counted_and_the_thread_ends(numbered: Any) -> None:
+    class Unclosable(RecordingSink):
+        def close(self) -> None:
+            raise OSError("no space left")
+
+    inner = Unclosable()
+    sink = BufferedSink(inner, "journal")
+    sink.emit(numbered.started())
+    assert sink.close()
+    assert inner.events == numbered.events
+    assert (sink.stats().errors, sink.stats().last_error) == (1, "OSError: no space left")
+
+
+def test_after_close_events_are_counted_as_dropped(numbered: Any) -> None:
+    sink = BufferedSink(RecordingSink(), "journal")
+    assert sink.close()
+    sink.emit(numbered.started())
+    assert (sink.stats().accepted, sink.stats().dropped) == (0, 1)
+    assert sink.flush()
+
+
+def test_flush_gives_up_on_a_stuck_listener(numbered: Any) -> None:
+    gate = Gated()
+    sink = BufferedSink(gate, "journal", period_s=0.001)
+    sink.emit(numbered.started())
+    assert gate.inside.wait(30)
+    assert not sink.flush(timeout_s=0.05)
+    assert not sink.close(timeout_s=0.05)
+    gate.go_on.set()
+    assert sink.close()
+
+
+def test_a_queue_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity is 0"):
+        BufferedSink(RecordingSink(), "journal", capacity=0)
+
+
+class Broken(Exception):
+    """Stands for an invariant violation in `raise` mode."""
+
+
+class Judge:
+    """Raises what it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def emit(self, event: AnyEvent) -> None:
+        raise self.error
+
+
+def test_isolation_keeps_faults_from_the_engine_thread_and_counts_them(
+    numbered: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing()
+    sink = IsolatedSink(failing, "metrics")
+    with caplog.at_level(logging.ERROR, "admitscope.telemetry"):
+        for step in range(10):
+            sink.emit(numbered.planned(step))
+    assert [event.step for event in failing.events] == [0, 2, 4, 6, 8]
+    assert (sink.stats().component, sink.stats().errors, sink.stats().delivered) == ("metrics", 5, 5)
+    assert len(caplog.records) == 1
+
+
+def test_isolation_lets_named_verdicts_and_interrupts_through(numbered: Any) -> None:
+    event = numbered.planned(1)
+    with pytest.raises(Broken):
+        IsolatedSink(Judge(Broken()), "checker", lets_through=(Broken,)).emit(event)
+    IsolatedSink(Judge(Broken()), "checker").emit(event)
+    with pytest.raises(KeyboardInterrupt):
+        IsolatedSink(Judge(KeyboardInterrupt()), "metrics").emit(event)
+
+
+def test_the_error_log_says_what_it_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    log = ErrorLog("spans", every_s=0.0)
+    silent = ErrorLog("spans", every_s=3600.0)
+    with caplog.at_level(logging.ERROR, "admitscope.telemetry"):
+        for _ in range(3):
+            log.record(ValueError("x"), "writing")
+            silent.record(ValueError("x"), "writing")
+    assert (log.count, silent.count) == (3, 3)
+    assert len(caplog.records) == 4
