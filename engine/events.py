@@ -122,8 +122,7 @@ class StepPlanned(Event, frozen=True, tag=True):
     """A plan was committed. `t_ns` is the `now` it was made with (an input).
 
     pages      [free, private, protected, evictable] after commit
-    limits     ledger limits of the pass before decode rows: [max_prefill_tokens, chunk size | None, pool tokens, pool tokens]
-    stopped    what ended the pass; None when no pass was made
+    budget_open, budget_close   the ledgers after the decode rows were charged, and when the pass ended
     """
 
     kind: StepKind

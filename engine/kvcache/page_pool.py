@@ -1,0 +1,119 @@
+"""PagePool. Owns: which state and which owner every page has. Nothing else writes these arrays.
+
+           claim                 insert, request goes on
+   FREE ──────────► PRIVATE ─────────────────────────────► PROTECTED
+    ▲ ▲                │ │                                   │   ▲
+    │ └── free ────────┘ │ insert, request ends   unlock last│   │lock first
+    │                    └────────────────────────────┐      ▼   │
+    └───────────────── evict ──────────────────────── EVICTABLE ─┘
+
+Pages travel as packed int32 arrays: at page size 1 there is no object per page.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import PageStateError
+
+Pages = NDArray[np.int32]
+NO_OWNER: Final = -1
+
+
+class PageState(IntEnum):
+    """FREE: nobody's. PRIVATE: one request's. PROTECTED / EVICTABLE: the tree's, with and without a lock."""
+
+    FREE = 0
+    PRIVATE = 1
+    PROTECTED = 2
+    EVICTABLE = 3
+
+
+STATE_NAMES: Final = ("free", "private", "protected", "evictable")
+
+#: cause -> the (source, target) pairs it may connect. `split` changes the owner only.
+LEGAL_MOVES: Final[dict[str, frozenset[tuple[int, int]]]] = {
+    "claim": frozenset({(PageState.FREE, PageState.PRIVATE)}),
+    "insert": frozenset({(PageState.PRIVATE, PageState.PROTECTED), (PageState.PRIVATE, PageState.EVICTABLE)}),
+    "duplicate": frozenset({(PageState.PRIVATE, PageState.FREE)}),
+    "free": frozenset({(PageState.PRIVATE, PageState.FREE)}),
+    "lock": frozenset({(PageState.EVICTABLE, PageState.PROTECTED)}),
+    "unlock": frozenset({(PageState.PROTECTED, PageState.EVICTABLE)}),
+    "split": frozenset({(PageState.PROTECTED, PageState.PROTECTED), (PageState.EVICTABLE, PageState.EVICTABLE)}),
+    "evict": frozenset({(PageState.EVICTABLE, PageState.FREE)}),
+}
+
+
+class KvEvents(Protocol):
+    """Who is told when pages move or locks change (one listener, given at construction)."""
+
+    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str) -> None: ...
+
+    def lock_changed(self, node: int, rid: str, delta: int, count: int) -> None: ...
+
+
+class PagePool:
+    """`num_pages` pages, all FREE at first. `move` is the only way a page changes state or owner."""
+
+    __slots__ = ("_counts", "_events", "_free", "_free_top", "_owners", "_states", "num_pages")
+
+    def __init__(self, num_pages: int, events: KvEvents) -> None:
+        self.num_pages = num_pages
+        self._events = events
+        self._states = np.zeros(num_pages, dtype=np.uint8)
+        self._owners = np.full(num_pages, NO_OWNER, dtype=np.int64)
+        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
+        self._free_top = num_pages
+        self._counts = [num_pages, 0, 0, 0]
+
+    def count(self, state: PageState) -> int:
+        """Pages in `state`, from the running counters."""
+        return self._counts[state]
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """(free, private, protected, evictable); their sum is `num_pages`."""
+        free, private, protected, evictable = self._counts
+        return free, private, protected, evictable
+
+    def claim(self, num_pages: int, *, row: int) -> Pages:
+        """Take free pages for the request in `row`. Raises PageStateError when there are too few."""
+        if num_pages > self._free_top:
+            raise PageStateError(f"claim of {num_pages} pages for row {row}: {self._free_top} are free")
+        pages = self._free[self._free_top - num_pages : self._free_top][::-1].copy()
+        self.move(pages, PageState.FREE, PageState.PRIVATE, owner=row, cause="claim")
+        return pages
+
+    def move(self, pages: Pages, source: PageState, target: PageState, *, owner: int, cause: str) -> None:
+        """Move `pages` from `source` to `target`; `owner` is a row for PRIVATE, a node for tree states, -1 for FREE.
+
+        Raises PageStateError, before anything changes, when a page is elsewhere or the move is not in the diagram.
+        """
+        count = len(pages)
+        if count == 0:
+            return
+        if (source, target) not in LEGAL_MOVES[cause]:
+            raise PageStateError(f"{cause}: no move {source.name} -> {target.name}")
+        if (self._states[pages] != source).any():
+            wrong = [int(page) for page in pages if self._states[page] != source][:8]
+            raise PageStateError(f"{cause}: pages {wrong} are not {source.name}")
+        if source is PageState.FREE:
+            self._free_top -= count
+        elif target is PageState.FREE:
+            self._free[self._free_top : self._free_top + count] = pages[::-1]
+            self._free_top += count
+        self._states[pages] = target
+        self._owners[pages] = owner
+        self._counts[source] -= count
+        self._counts[target] += count
+        prefix = ("", "r:", "n:", "n:")[target]
+        owner_label = f"{prefix}{owner}" if prefix else ""
+        self._events.pages_moved(pages.tobytes(), STATE_NAMES[source], STATE_NAMES[target], owner_label, cause)
+
+    def picture(self) -> tuple[bytes, bytes, tuple[int, ...]]:
+        """(states, owners, free list) as immutable values, for snapshots."""
+        return self._states.tobytes(), self._owners.tobytes(), tuple(self._free[: self._free_top].tolist())

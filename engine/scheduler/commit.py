@@ -1,0 +1,335 @@
+"""Commit and apply. Owns: every write of a step. Does what the plan says and decides nothing.
+
+`commit_plan` checks the room before its first write; if an allocation would miss (a fault hook, or a bug), nothing is
+applied. Any failure after the first write is a bug, and the engine marks itself dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.errors import LawBroken, StalePlan
+from engine.events import StepPlanned
+from engine.request import Cause, FinishReason, Request, RequestState
+from engine.scheduler.decision import Guard
+from engine.scheduler.plan import OutcomeRow, PrefillRow, Retraction, StepKind, StepOutcome, StepPlan
+from engine.scheduler.publisher import Publisher
+from engine.scheduler.retraction import RETRACT_DECODE_STEPS, needed_pages
+from engine.scheduler.state import SchedulerState
+
+_FINISH_CAUSES = {
+    FinishReason.STOP: Cause.STOP,
+    FinishReason.LENGTH: Cause.LENGTH,
+    FinishReason.ABORT: Cause.ABORT,
+    FinishReason.ERROR: Cause.ERROR,
+}
+
+
+def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> StepPlan:
+    """Apply `plan`; returns the plan in force: the same, or an idle one after an allocation miss.
+
+    Raises StalePlan when the state moved since the plan was made.
+    """
+    if plan.state_version != state.version:
+        raise StalePlan(f"step {plan.step}: planned on version {plan.state_version}, state is {state.version}")
+    state.version += 1
+    stopper = len(plan.decisions) - 1 if plan.pass_end is not None and plan.pass_end.stop in {"result", "slots"} else -1
+    for index, decision in enumerate(plan.decisions):
+        publisher.decided(decision, stopped_pass=index == stopper)
+    missed = _would_miss(state, plan)
+    if missed:
+        plan = _missed_plan(state, plan)
+    for rid, pages in plan.touches:
+        request = state.requests[rid]
+        if state.kv.enable_radix:
+            state.kv.tree.touch(request.keys.first(pages))
+    if plan.prefills:
+        _commit_prefill(state, plan, publisher)
+    elif plan.decodes or plan.retractions:
+        _commit_decode(state, plan, publisher)
+    else:
+        state.last_extend_tokens = 0
+    state.full = plan.full_after
+    state.full_by_rows = state.full and plan.pass_end is not None and plan.pass_end.stop == "slots"
+    state.ratio = plan.ratio_after
+    state.sat_out_last = Guard.MIXED_SAT_OUT in plan.guards
+    for rid in plan.sampling:
+        state.requests[rid].in_flight += 1
+    for row in plan.prefills:
+        if not row.is_last:
+            state.requests[row.rid].in_flight += 1
+    state.in_flight = plan
+    _publish_planned(state, plan, publisher, claim_failed=missed)
+    return plan
+
+
+def _would_miss(state: SchedulerState, plan: StepPlan) -> bool:
+    """Whether the test switch turns this step's allocation into a miss."""
+    fault = state.kv.allocation_fault
+    if fault is None or not (plan.prefills or plan.decodes):
+        return False
+    return fault("prefill" if plan.prefills else "decode")
+
+
+def _missed_plan(state: SchedulerState, plan: StepPlan) -> StepPlan:
+    """Nothing of `plan` happens: members keep their places at the queue's front, in their order."""
+    return StepPlan(
+        step=plan.step,
+        now_ns=plan.now_ns,
+        state_version=plan.state_version,
+        kind=StepKind.IDLE,
+        pass_end=plan.pass_end,
+        order=plan.order,
+        active_policy=plan.active_policy,
+        budget_open=plan.budget_open,
+        budget_close=plan.budget_open,
+        mixed_rows=plan.mixed_rows,
+        continuation_after=state.continuation.rid if state.continuation is not None else None,
+        full_after=state.full,
+        ratio=plan.ratio,
+        ratio_after=plan.ratio,
+        promised_tokens=plan.promised_tokens,
+        guards=(*plan.guards, Guard.ALLOC_MISS),
+    )
+
+
+def _commit_prefill(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:
+    """Lock every matched prefix first, then evict, then claim: a claim cannot evict another member's prefix."""
+    kv = state.kv
+    members = [state.requests[row.rid] for row in plan.prefills]
+    for row, request in zip(plan.prefills, members, strict=True):
+        if request.state is RequestState.WAITING:
+            request.lease = kv.acquire(request.rid, request.keys.first(row.prefix_len // kv.page_size))
+    tokens = sum(row.extend_len for row in plan.prefills)
+    if kv.page_size > 1:
+        tokens += len(members) * kv.page_size
+    state.evicted_in_step += kv.evict_until_free(kv.pages_ceil(tokens))
+    for row, request in zip(plan.prefills, members, strict=True):
+        assert request.lease is not None, f"member {request.rid} has no lease"
+        kv.extend(request.lease, row.extend_end)
+        _admit(request, row, publisher)
+    _leave_queue(state, members)
+    state.continuation = state.requests[plan.continuation_after] if plan.continuation_after is not None else None
+    extend_tokens = sum(row.extend_len for row in plan.prefills)
+    if plan.mixed_tested:
+        state.evicted_in_step += kv.evict_until_free(needed_pages(state.running, kv.page_size))
+    state.last_prefill = members
+    if plan.decodes:
+        _claim_decode(state, state.running)
+        state.last_prefill = members + state.running
+        extend_tokens += len(state.running)
+        state.running = []
+    state.last_extend_tokens = extend_tokens
+    state.processed_tokens += extend_tokens
+
+
+def _admit(request: Request, row: PrefillRow, publisher: Publisher) -> None:
+    assert request.lease is not None
+    source = request.state
+    request.last_extend_end = row.extend_end
+    if source is RequestState.WAITING:
+        request.computed_len = row.prefix_len
+        request.transition(RequestState.PREFILL, Cause.ADMIT)
+        publisher.transitioned(request, source, Cause.ADMIT, row=request.lease.row, cached_len=row.prefix_len)
+
+
+def _leave_queue(state: SchedulerState, members: list[Request]) -> None:
+    """Members leave the queue; who was refused, or overtaken by a later arrival, counts one more pass."""
+    admitted = {request.rid for request in members}
+    state.waiting_tokens -= sum(request.seq_len for request in state.waiting if request.rid in admitted)
+    state.waiting = [request for request in state.waiting if request.rid not in admitted]
+    latest = max((request.entry_seq for request in members), default=0)
+    for request in state.waiting:
+        if request.entry_seq < latest:
+            request.times_passed_over += 1
+
+
+def _claim_decode(state: SchedulerState, rows: list[Request]) -> None:
+    kv = state.kv
+    state.evicted_in_step += kv.evict_until_free(len(rows))
+    for request in rows:
+        assert request.lease is not None, f"running request {request.rid} has no lease"
+        kv.extend(request.lease, request.computed_len + 1)
+
+
+def _commit_decode(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:
+    kv = state.kv
+    state.evicted_in_step += kv.evict_until_free(needed_pages(state.running, kv.page_size))
+    for index, victim in enumerate(plan.retractions):
+        request = state.requests[victim.rid]
+        state.running.remove(request)
+        if victim.aborted:
+            finish(state, request, FinishReason.LENGTH, publisher, cause=Cause.KV_POOL_EXHAUSTED, keep=False)
+            continue
+        retract(state, request, publisher)
+        left = len(plan.decodes) + len(plan.retractions) - index - 1
+        state.evicted_in_step += kv.evict_until_free(kv.pages_ceil(RETRACT_DECODE_STEPS * left))
+        state.evicted_in_step += kv.evict_until_free(needed_pages(state.running, kv.page_size))
+    if plan.decodes:
+        _claim_decode(state, state.running)
+    state.last_extend_tokens = 0
+    state.processed_tokens += state.sticky_extend_tokens
+
+
+def retract(state: SchedulerState, request: Request, publisher: Publisher, cause: Cause = Cause.RETRACT) -> None:
+    """Push a request back to the queue's tail: lease released, nothing inserted, outputs kept."""
+    assert request.lease is not None, f"retracted request {request.rid} has no lease"
+    source, lease = request.state, request.lease
+    state.kv.release(lease, None)
+    request.lease = None
+    request.computed_len = 0
+    request.last_extend_end = 0
+    request.num_retractions += 1
+    request.entry_seq = state.next_entry()
+    request.processed_at_entry = state.processed_tokens
+    request.transition(RequestState.WAITING, cause)
+    state.waiting.append(request)
+    state.waiting_tokens += request.seq_len
+    publisher.transitioned(request, source, cause, row=lease.row)
+
+
+def finish(
+    state: SchedulerState,
+    request: Request,
+    reason: FinishReason,
+    publisher: Publisher,
+    *,
+    cause: Cause,
+    keep: bool,
+    detail: str = "",
+) -> None:
+    """End a request. `keep`: its computed whole pages go to the tree."""
+    source, lease = request.state, request.lease
+    row = None
+    if source is RequestState.WAITING:
+        state.waiting_tokens -= request.seq_len
+    if lease is not None:
+        row = lease.row
+        keys = request.keys.first(request.computed_len // state.kv.page_size) if keep else None
+        state.kv.release(lease, keys, split_at=request.prompt_len // state.kv.page_size)
+        request.lease = None
+    request.finish_reason = reason
+    request.transition(RequestState.FINISHED, cause)
+    del state.requests[request.rid]
+    publisher.transitioned(request, source, cause, row=row, detail=detail)
+
+
+def apply_outcome(state: SchedulerState, outcome: StepOutcome, publisher: Publisher) -> None:
+    """Write what a step brought. Raises LawBroken when the outcome is not that of the plan in flight."""
+    plan = state.in_flight
+    if plan is None or plan.step != outcome.step:
+        raise LawBroken(f"outcome of step {outcome.step}: in flight is {plan.step if plan else None}")
+    rows = tuple(row.rid for row in outcome.rows)
+    if not outcome.failed and rows != plan.sampling:
+        raise LawBroken(f"step {outcome.step}: rows {rows} are not the sampled {plan.sampling}")
+    state.version += 1
+    state.in_flight = None
+    if outcome.failed:
+        _fail(state, plan, publisher)
+        return
+    by_rid = {row.rid: row for row in outcome.rows}
+    ended: set[str] = set()
+    for piece in plan.prefills:
+        request = state.requests[piece.rid]
+        request.computed_len = piece.extend_end
+        request.in_flight -= 1
+        if not piece.is_last:
+            request.transition(RequestState.PREFILL, Cause.NEXT_CHUNK)
+            state.chunk_to_insert = True
+            publisher.transitioned(request, RequestState.PREFILL, Cause.NEXT_CHUNK, row=None)
+            if request.abort_requested:
+                finish(state, request, FinishReason.ABORT, publisher, cause=Cause.ABORT, keep=True)
+                ended.add(request.rid)
+        elif _one_token(state, request, by_rid[piece.rid], publisher, is_first=True):
+            ended.add(piece.rid)
+    for rid in plan.decodes:
+        request = state.requests[rid]
+        request.computed_len += 1
+        request.in_flight -= 1
+        if _one_token(state, request, by_rid[rid], publisher, is_first=False):
+            ended.add(rid)
+    drop_ended(state, ended)
+
+
+def _one_token(
+    state: SchedulerState, request: Request, row: OutcomeRow, publisher: Publisher, *, is_first: bool
+) -> bool:
+    """One output token; returns whether the request ended."""
+    page_size = state.kv.page_size
+    request.output_len += 1
+    if row.new_page_key is not None:
+        request.keys.append(row.new_page_key)
+    if row.head32_key is not None:
+        request.head32_key = row.head32_key
+    reason = FinishReason.ABORT if request.abort_requested else row.finish
+    if reason is not None:
+        finish(state, request, reason, publisher, cause=_FINISH_CAUSES[reason], keep=True, detail=row.detail)
+        return True
+    if is_first:
+        assert request.lease is not None
+        request.transition(RequestState.DECODE, Cause.FINAL_CHUNK)
+        publisher.transitioned(request, RequestState.PREFILL, Cause.FINAL_CHUNK, row=None)
+        state.kv.insert(
+            request.lease,
+            request.keys.first(request.computed_len // page_size),
+            split_at=request.prompt_len // page_size,
+        )
+    return False
+
+
+def drop_ended(state: SchedulerState, ended: Iterable[str]) -> None:
+    """Take ended requests out of the lists; a shrunk list clears the full flag at the next step."""
+    gone = set(ended)
+    if not gone:
+        return
+    state.running = [request for request in state.running if request.rid not in gone]
+    state.last_prefill = [request for request in state.last_prefill if request.rid not in gone]
+    state.waiting = [request for request in state.waiting if request.rid not in gone]
+    if state.continuation is not None and state.continuation.rid in gone:
+        state.continuation = None
+        state.chunk_to_insert = False
+    state.shrank = True
+
+
+def _fail(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:
+    """The executor raised: what it wrote cannot be trusted, so every member ends with an error, nothing is kept."""
+    rids = dict.fromkeys([*(row.rid for row in plan.prefills), *plan.decodes])
+    for rid in rids:
+        request = state.requests[rid]
+        request.in_flight = 0
+        finish(state, request, FinishReason.ERROR, publisher, cause=Cause.ERROR, keep=False, detail="executor_failed")
+    drop_ended(state, rids)
+
+
+def _publish_planned(state: SchedulerState, plan: StepPlan, publisher: Publisher, *, claim_failed: bool) -> None:
+    publisher.emit(
+        StepPlanned(
+            *publisher.head(),
+            plan.kind,
+            plan.active_policy,
+            plan.prefills,
+            plan.decodes,
+            plan.sampling,
+            plan.retractions,
+            plan.preempted,
+            plan.mixed_rows,
+            plan.budget_open,
+            plan.budget_close,
+            plan.pass_end,
+            plan.chunk_limit,
+            state.continuation.rid if state.continuation is not None else None,
+            state.full,
+            state.ratio,
+            len(state.waiting),
+            len(state.live_running),
+            state.waiting_tokens,
+            plan.promised_tokens,
+            state.evicted_in_step,
+            state.kv.pool.counts,
+            plan.guards,
+            claim_failed,
+        )
+    )
+
+
+__all__ = ["Retraction", "apply_outcome", "commit_plan", "drop_ended", "finish", "retract"]

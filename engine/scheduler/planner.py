@@ -1,0 +1,272 @@
+"""Planner. Owns: one step's plan, made by reading state only (rule book sections 4 and 6).
+
+retract or decode  <-  nothing admitted  <-  prefill pass: open budget · continuation · candidates  ->  mixed test
+"""
+
+from __future__ import annotations
+
+from engine.config import Policy
+from engine.request import Request
+from engine.scheduler.accounting import promised_growth
+from engine.scheduler.decision import Guard, Reason, Result
+from engine.scheduler.ledgers import Budget, ChunkLedger, ComputeLedger, KvLedger
+from engine.scheduler.plan import PassEnd, StepKind, StepPlan
+from engine.scheduler.policies.shortest_prefill_first import continuation_cap
+from engine.scheduler.prefill_adder import PrefillAdder
+from engine.scheduler.retraction import needed_pages, plan_retraction
+from engine.scheduler.state import SchedulerState
+
+_SKIP_REASONS = {
+    "queue_empty": Reason.QUEUE_END,
+    "full_flag": Reason.FULL_FLAG_SET,
+    "rows": Reason.ROWS_EXHAUSTED,
+    "decode_turn": Reason.CHUNK_EXHAUSTED,
+}
+
+
+def plan_step(state: SchedulerState, now_ns: int) -> StepPlan:
+    """What the next step does. Writes nothing: the same state and `now_ns` give the same plan."""
+    skip = state.skip_reason
+    growth = promised_growth(state.accounting, state.running, state.ratio)
+    if skip is not None:
+        head = state.waiting[0].rid if state.waiting else None
+        end = PassEnd("skipped", _SKIP_REASONS[skip], head, len(state.waiting))
+        return _without_prefill(state, now_ns, StepFacts(pass_end=end, growth=growth, full=state.full))
+    return _Pass(state, now_ns, growth).run()
+
+
+class StepFacts:
+    """What a pass found out and every kind of plan carries."""
+
+    __slots__ = ("adder", "budget_open", "chunk_limit", "full", "growth", "guards", "mixed", "pass_end")
+
+    def __init__(
+        self,
+        *,
+        pass_end: PassEnd,
+        growth: float,
+        full: bool,
+        adder: PrefillAdder | None = None,
+        budget_open: Budget | None = None,
+        chunk_limit: int | None = None,
+        mixed: int = 0,
+        guards: tuple[Guard, ...] = (),
+    ) -> None:
+        self.pass_end = pass_end
+        self.growth = growth
+        self.full = full
+        self.adder = adder
+        self.budget_open = budget_open
+        self.chunk_limit = chunk_limit
+        self.mixed = mixed
+        self.guards = guards
+
+
+def _common(state: SchedulerState, now_ns: int, kind: StepKind, facts: StepFacts) -> dict[str, object]:
+    """Fields that every plan fills alike."""
+    fields: dict[str, object] = {
+        "step": state.step,
+        "now_ns": now_ns,
+        "state_version": state.version,
+        "kind": kind,
+        "pass_end": facts.pass_end,
+        "continuation_after": state.continuation.rid if state.continuation is not None else None,
+        "full_after": facts.full,
+        "ratio": state.ratio,
+        "ratio_after": state.ratio,
+        "promised_tokens": facts.growth,
+        "guards": facts.guards,
+    }
+    if facts.adder is not None and facts.budget_open is not None:
+        passed = facts.adder.state
+        fields |= {
+            "decisions": tuple(passed.decisions),
+            "touches": tuple(passed.touches),
+            "chunk_limit": facts.chunk_limit,
+            "budget_open": facts.budget_open.view(),
+            "budget_close": passed.budget.view(),
+            "mixed_rows": facts.mixed,
+            "guards": facts.guards + tuple(passed.guards),
+        }
+    ordering = state.ordering
+    if ordering is not None:
+        fields |= {
+            "order": ordering.order,
+            "matched": ordering.matched,
+            "deprioritized": ordering.deprioritized,
+            "active_policy": ordering.active_policy.value,
+        }
+    return fields
+
+
+def _plan(fields: dict[str, object], **more: object) -> StepPlan:
+    return StepPlan(**(fields | more))  # type: ignore[arg-type]  # field names and types are those of StepPlan
+
+
+def _without_prefill(state: SchedulerState, now_ns: int, facts: StepFacts) -> StepPlan:
+    """Step 5: decode, retract when it does not fit, or idle."""
+    running = state.running
+    if not running:
+        fields = _common(state, now_ns, StepKind.IDLE, facts)
+        nothing_left = not state.waiting and state.continuation is None
+        ratio = state.config.initial_new_token_ratio if nothing_left else state.ratio
+        return _plan(fields, ratio_after=ratio)
+    fields = _common(state, now_ns, StepKind.DECODE, facts)
+    room = state.kv.free_pages + state.kv.evictable_pages
+    if needed_pages(running, state.kv.page_size) <= room:
+        ratio = max(state.ratio - state.config.new_token_ratio_decay, state.config.min_new_token_ratio)
+        rids = tuple(request.rid for request in running)
+        return _plan(fields, decodes=rids, sampling=rids, ratio_after=ratio)
+    retraction = plan_retraction(
+        running, state.kv, guarded=state.config.guards, continuation_waits=state.continuation is not None
+    )
+    rids = tuple(request.rid for request in retraction.staying)
+    guards = facts.guards
+    if not rids:
+        guards += (Guard.KV_POOL_EXHAUSTED,)
+    return _plan(
+        fields,
+        kind=StepKind.DECODE if rids else StepKind.IDLE,
+        decodes=rids,
+        sampling=rids,
+        retractions=retraction.victims,
+        ratio_after=retraction.ratio if rids else state.ratio,
+        full_after=False,
+        guards=guards,
+    )
+
+
+class _Pass:
+    """One prefill pass over the ordered queue."""
+
+    def __init__(self, state: SchedulerState, now_ns: int, growth: float) -> None:
+        self._state = state
+        self._now_ns = now_ns
+        self._growth = growth
+        self._guards: tuple[Guard, ...] = ()
+        config = state.config
+        chunk = config.chunked_prefill_size
+        mixed = len(state.running) if config.enable_mixed_chunk and chunk is not None else 0
+        if config.guards and state.continuation is not None and chunk is not None and 0 < chunk <= mixed:
+            # The decode rows alone fill the slice: the prompt gets this step, the decodes the next.
+            mixed = 0
+            self._guards = (Guard.MIXED_SAT_OUT,)
+        self._mixed = mixed
+        self._full = state.full
+        available = (state.kv.free_pages + state.kv.evictable_pages) * state.kv.page_size
+        self._open = Budget(
+            ComputeLedger(config.max_prefill_tokens, mixed),
+            ChunkLedger(chunk, mixed),
+            KvLedger(available, 0, mixed, mixed + growth),
+        )
+        self._adder = PrefillAdder(
+            config=config, kv=state.kv, accounting=state.accounting, budget=self._open, num_running=len(state.running)
+        )
+
+    def run(self) -> StepPlan:
+        chunk_limit = self._continue()
+        end = self._candidates()
+        facts = StepFacts(
+            pass_end=end,
+            growth=self._growth,
+            full=self._full,
+            adder=self._adder,
+            budget_open=self._open,
+            chunk_limit=chunk_limit,
+            mixed=self._mixed,
+            guards=self._guards,
+        )
+        if not self._adder.state.members:
+            return _without_prefill(self._state, self._now_ns, facts)
+        return self._with_prefill(facts)
+
+    def _continue(self) -> int | None:
+        """Step 3. Returns the cap on the continuation, None when there is no cap or no continuation."""
+        request = self._state.continuation
+        if request is None:
+            return None
+        cap = None
+        rem_chunk = self._open.chunk.remaining
+        ordering = self._state.ordering
+        if ordering is not None and ordering.active_policy is Policy.SHORTEST_PREFILL_FIRST and rem_chunk is not None:
+            cap = continuation_cap(
+                self._state.waiting,
+                rest=request.seq_len - request.computed_len,
+                rem_chunk=rem_chunk,
+                page_size=self._state.kv.page_size,
+            )
+        self._adder.consider_continuation(request, cap=cap)
+        return cap
+
+    def _candidates(self) -> PassEnd:
+        """Step 4: each waiting request in order, until something stops the pass."""
+        state, adder = self._state, self._adder
+        continuation_row = 1 if state.continuation is not None else 0
+        if adder.state.guards:
+            # A parked continuation keeps its place: admitting others would take the memory it waits for.
+            return self._end("result", Reason.PARKED_BY_GUARD, state.continuation, 0)
+        for index, request in enumerate(state.waiting):
+            members = adder.state.members
+            if self._full:
+                adder.refuse_untried(request, Reason.FULL_FLAG_SET, 1, 0)
+                return self._end("slots", Reason.FULL_FLAG_SET, request, index)
+            if adder.state.budget.state() is Result.OTHER:
+                spent = adder.state.budget.compute.remaining <= 0
+                return self._end(
+                    "budget", Reason.COMPUTE_EXHAUSTED if spent else Reason.CHUNK_EXHAUSTED, request, index
+                )
+            held = continuation_row if members and continuation_row else 0
+            rows = min(state.config.max_running_requests - len(state.running), state.kv.free_rows + held)
+            if len(members) >= rows:
+                self._full = True
+                adder.refuse_untried(request, Reason.ROWS_EXHAUSTED, len(members) + 1, rows)
+                return self._end("slots", Reason.ROWS_EXHAUSTED, request, index)
+            decision = adder.consider(request)
+            if decision.result is Result.CONTINUE:
+                continue
+            reason = decision.reason
+            if decision.result is Result.NO_TOKEN:
+                self._full = bool(members or state.running)
+            if decision.is_admitted:
+                reason = self._spent_reason()
+            return self._end("result", reason, request, index + 1 if decision.is_admitted else index)
+        return self._end("queue_end", Reason.QUEUE_END, None, len(state.waiting))
+
+    def _spent_reason(self) -> Reason:
+        """Which ledger an admission used up."""
+        budget = self._adder.state.budget
+        if budget.kv.remaining_total <= 0:
+            return Reason.KV_TOTAL_EXHAUSTED
+        if budget.kv.remaining_current <= 0:
+            return Reason.KV_NOW_EXHAUSTED
+        if budget.compute.remaining <= 0:
+            return Reason.COMPUTE_EXHAUSTED
+        return Reason.CHUNK_EXHAUSTED
+
+    def _end(self, stop: str, reason: Reason, request: Request | None, considered: int) -> PassEnd:
+        left = len(self._state.waiting) - considered
+        if request is not None and stop in {"result", "slots"} and not self._adder.state.decisions[-1].is_admitted:
+            left -= 1 if request is not self._state.continuation else 0
+        return PassEnd(stop, reason, request.rid if request is not None else None, max(0, left))
+
+    def _with_prefill(self, facts: StepFacts) -> StepPlan:
+        """Steps 5 and 6: the batch, and whether the running requests ride along."""
+        state, passed = self._state, self._adder.state
+        sampling = [row.rid for row in passed.members if row.is_last]
+        decodes: tuple[str, ...] = ()
+        tested = False
+        if self._mixed and state.running:
+            tested = True
+            pinned = passed.budget.kv.pinned_tokens // state.kv.page_size
+            room = state.kv.free_pages + state.kv.evictable_pages - pinned - passed.claimed_pages
+            if needed_pages(state.running, state.kv.page_size) <= room:
+                decodes = tuple(request.rid for request in state.running)
+        fields = _common(state, self._now_ns, StepKind.MIXED if decodes else StepKind.EXTEND, facts)
+        return _plan(
+            fields,
+            prefills=tuple(passed.members),
+            decodes=decodes,
+            sampling=(*sampling, *decodes),
+            mixed_tested=tested,
+            continuation_after=passed.continuation_after,
+        )
