@@ -1,0 +1,236 @@
+"""The audit. Owns: tier 2 — a whole snapshot recounted, page ownership as sets, and compared with the second books.
+
+A sum can balance although one page has two owners and another none; so every page must be found exactly once among the
+free list, the nodes and the private parts of the page tables. Take snapshots between steps: inside one, a request in
+transit looks like a leak.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.kvcache.snapshot import KvSnapshot, LeaseView, NodeView, SchedulerSnapshot
+from engine.request import RequestState
+from invariants.shadow import EVICTABLE, FREE, NO_OWNER, PRIVATE, PROTECTED, STATE_NAMES, Shadow
+from invariants.violation import Report
+
+ROOT = 0
+
+
+def run(books: Shadow | None, snapshot: SchedulerSnapshot, report: Report) -> None:
+    """Every tier 2 law. `books` None: the snapshot is only compared with itself (no event was seen)."""
+    _ownership(snapshot.kv, report)
+    _locks(snapshot.kv, report)
+    _page_tables(snapshot.kv, report)
+    _rows(snapshot, report)
+    _lists(snapshot, report)
+    if books is not None:
+        _against_books(books, snapshot, report)
+
+
+def _arrays(kv: KvSnapshot) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    return np.frombuffer(kv.states, dtype=np.uint8), np.frombuffer(kv.owners, dtype="<i8")
+
+
+def _ownership(kv: KvSnapshot, report: Report) -> None:
+    """Each page in exactly one place, and its state and owner say which."""
+    states, owners = _arrays(kv)
+    recount = tuple(int(count) for count in np.bincount(states, minlength=4)[:4])
+    if kv.counts != recount or sum(kv.counts) != kv.num_pages:
+        report("INV-PAGE-01", f"counts {recount}, {kv.num_pages} in all", f"{kv.counts}, {sum(kv.counts)} in all")
+    places: list[list[str]] = [[] for _ in range(kv.num_pages)]
+    due_state = np.zeros(kv.num_pages, dtype=np.uint8)
+    due_owner = np.full(kv.num_pages, NO_OWNER, dtype=np.int64)
+
+    def place(page: int, where: str, state: int, owner: int) -> None:
+        if not 0 <= page < kv.num_pages:
+            report("INV-PAGE-02", f"page ids below {kv.num_pages}", f"page {page} in {where}")
+            return
+        places[page].append(where)
+        due_state[page] = state
+        due_owner[page] = owner
+
+    for page in kv.free_list:
+        place(page, "free list", FREE, NO_OWNER)
+    for node in kv.nodes:
+        for page in node.pages:
+            place(page, f"node {node.node}", PROTECTED if node.lock_count > 0 else EVICTABLE, node.node)
+    for lease in kv.leases:
+        for page in lease.pages[lease.shared_pages :]:
+            place(page, f"request {lease.rid}, row {lease.row}", PRIVATE, lease.row)
+    for page, found in enumerate(places):
+        if len(found) != 1:
+            report("INV-PAGE-02", f"page {page} in exactly one place", f"{len(found)}: {found[:4]}")
+    wrong = np.flatnonzero((states != due_state) | (owners != due_owner))
+    wrong = wrong[[len(places[page]) == 1 for page in wrong.tolist()]] if len(wrong) else wrong
+    if len(wrong):
+        page = int(wrong[0])
+        report(
+            "INV-PAGE-02",
+            f"page {page}, found in {places[page][0]}: {STATE_NAMES[due_state[page]]}, owner {due_owner[page]}",
+            f"{STATE_NAMES[states[page]]}, owner {owners[page]} ({len(wrong)} such pages)",
+        )
+
+
+def _locks(kv: KvSnapshot, report: Report) -> None:
+    """Lock count of each node = leases at or beneath it."""
+    parents = {node.node: node.parent for node in kv.nodes}
+    due = dict.fromkeys(parents, 0)
+    for lease in kv.leases:
+        node = lease.node
+        for _ in range(len(parents) + 1):
+            if node == ROOT:
+                break
+            if node not in parents:
+                report("INV-LOCK-03", "a locked node of the tree", f"node {node}", rid=lease.rid)
+                break
+            due[node] += 1
+            node = parents[node]
+        else:
+            report("INV-LOCK-03", "a path that ends at the root", f"a ring above node {lease.node}", rid=lease.rid)
+    for view in kv.nodes:
+        if view.lock_count != due[view.node]:
+            holders = [lease.rid for lease in kv.leases if lease.node == view.node]
+            report(
+                "INV-LOCK-03",
+                f"node {view.node} locked by its {due[view.node]} leases at or beneath it",
+                f"lock count {view.lock_count}, leases right at it: {holders[:8]}",
+            )
+
+
+def _path(nodes: dict[int, NodeView], lease: LeaseView) -> list[int]:
+    """Pages of the path from the root to the node that a lease locks."""
+    parts: list[tuple[int, ...]] = []
+    node = lease.node
+    while node in nodes and len(parts) <= len(nodes):
+        parts.append(nodes[node].pages)
+        node = nodes[node].parent
+    return [page for part in reversed(parts) for page in part]
+
+
+def _page_tables(kv: KvSnapshot, report: Report) -> None:
+    """A page table is the pages of the locked path, then private pages."""
+    nodes = {node.node: node for node in kv.nodes}
+    for lease in kv.leases:
+        path = _path(nodes, lease)
+        if list(lease.pages[: lease.shared_pages]) != path:
+            report(
+                "INV-PAGE-02",
+                f"a page table that starts with the {len(path)} pages of its locked path",
+                f"{lease.shared_pages} shared pages, {_difference(lease, path)}",
+                rid=lease.rid,
+            )
+    depth: dict[int, int] = {ROOT: 0}
+    for node in kv.nodes:  # parents come before children
+        depth[node.node] = depth.get(node.parent, 0) + len(node.pages)
+        if node.parent not in depth or node.depth_pages != depth[node.node] or not node.pages:
+            report(
+                "INV-PAGE-02",
+                f"node {node.node} below its parent, {depth[node.node]} pages deep",
+                f"parent {node.parent}, {len(node.pages)} pages, {node.depth_pages} deep",
+            )
+
+
+def _difference(lease: LeaseView, path: list[int]) -> str:
+    shared = lease.pages[: lease.shared_pages]
+    for index, (left, right) in enumerate(zip(shared, path, strict=False)):
+        if left != right:
+            return f"page {left} instead of {right} at {index}"
+    return "the same as far as both go"
+
+
+def _rows(snapshot: SchedulerSnapshot, report: Report) -> None:
+    """Rows: each free or leased, once; leases exactly in prefill and decode, long enough for what was computed."""
+    kv = snapshot.kv
+    rows = sorted([*kv.free_rows, *(lease.row for lease in kv.leases)])
+    if rows != list(range(len(rows))):
+        report("INV-LOCK-02", f"each of {len(rows)} rows once, free or leased", f"{rows[:16]}")
+    leases = {lease.rid: lease for lease in kv.leases}
+    active = (RequestState.PREFILL, RequestState.DECODE)
+    for view in snapshot.requests:
+        lease = leases.pop(view.rid, None)
+        if (lease is not None) != (view.state in active) or view.has_lease != (lease is not None):
+            report(
+                "INV-LOCK-02", f"a lease in {view.state}: {view.state in active}", f"{lease is not None}", rid=view.rid
+            )
+        elif lease is not None:
+            held, computed = len(lease.pages), view.computed_len
+            if view.row != lease.row or held < -(-computed // kv.page_size):
+                report(
+                    "INV-LOCK-02",
+                    f"row {lease.row} and pages for {computed} tokens",
+                    f"row {view.row}, {held} pages",
+                    rid=view.rid,
+                )
+    for rid, lease in leases.items():
+        report("INV-EXIT-01", "no lease of a request that is not alive", f"row {lease.row}", rid=rid)
+
+
+def _lists(snapshot: SchedulerSnapshot, report: Report) -> None:
+    """Each live request is in exactly one list."""
+    waiting = [view.rid for view in snapshot.waiting]
+    placed = [*waiting, *snapshot.running]
+    if snapshot.continuation is not None:
+        placed.append(snapshot.continuation)
+    live = {view.rid: view for view in snapshot.requests}
+    if sorted(placed) != sorted(live):
+        odd = sorted(set(placed) ^ set(live)) or sorted(rid for rid in live if placed.count(rid) > 1)
+        report(
+            "INV-STEP-04",
+            "each live request once: waiting, running or the continuation",
+            f"not so: {odd[:8]}",
+            rid=odd[0],
+        )
+    for rid in waiting:
+        if rid in live and live[rid].state != RequestState.WAITING:
+            report("INV-STEP-04", f"{rid} waiting, as listed", live[rid].state, rid=rid)
+    for rid in snapshot.running:
+        if rid in live and live[rid].state != RequestState.DECODE:
+            report("INV-STEP-04", f"{rid} in decode, as listed", live[rid].state, rid=rid)
+
+
+def _against_books(books: Shadow, snapshot: SchedulerSnapshot, report: Report) -> None:
+    """The engine's own state against what its events told."""
+    kv = snapshot.kv
+    states, owners = _arrays(kv)
+    if tuple(books.counts) != kv.counts:
+        report("INV-PAGE-01", f"counts {tuple(books.counts)} from events", f"{kv.counts}")
+    differs = np.flatnonzero((states != books.states) | (owners != books.owners))
+    if len(differs):
+        page = int(differs[0])
+        report(
+            "INV-PAGE-02",
+            f"page {page} {STATE_NAMES[books.states[page]]}, owner {books.owners[page]}, from events",
+            f"{STATE_NAMES[states[page]]}, owner {owners[page]} ({len(differs)} such pages)",
+        )
+    locked = {node.node: node.lock_count for node in kv.nodes if node.lock_count}
+    if locked != books.node_locks:
+        nodes = sorted(
+            node for node in locked.keys() | books.node_locks.keys() if locked.get(node) != books.node_locks.get(node)
+        )
+        node = nodes[0]
+        report(
+            "INV-LOCK-03",
+            f"node {node} held {books.node_locks.get(node, 0)} times, from events",
+            f"lock count {locked.get(node, 0)} ({len(nodes)} such nodes)",
+        )
+    live = {view.rid: view for view in snapshot.requests}
+    if live.keys() != books.requests.keys():
+        odd = sorted(live.keys() ^ books.requests.keys())
+        report(
+            "INV-EXIT-01",
+            f"{len(books.requests)} live requests, from events",
+            f"{len(live)}, differs for {odd[:8]}",
+            rid=odd[0],
+        )
+    for rid, request in books.requests.items():
+        view = live.get(rid)
+        if view is None:
+            continue
+        if view.state != request.state:
+            report("INV-STEP-05", f"{request.state}, from events", view.state, rid=rid)
+        if view.row != request.row:
+            report("INV-LOCK-02", f"row {request.row}, from events", f"row {view.row}", rid=rid)
+        if view.output_len != request.outputs:
+            report("INV-STEP-01", f"{request.outputs} output tokens, from events", f"{view.output_len}", rid=rid)

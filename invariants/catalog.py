@@ -1,0 +1,251 @@
+"""The catalogue. Owns: every law of the engine, with its sentence, tier, group and reach.
+
+`docs/reference/invariants.md` is generated from here, `violations_total{id}` takes its label values from here, and a
+test fails when a law has no sabotage that trips it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Group(StrEnum):
+    """Families of laws (`invariant_checks_total{group}`)."""
+
+    CHUNK = "chunk"
+    BUDGET = "budget"
+    LOCK = "lock"
+    PAGE = "page"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One law.
+
+    tier     1: per event, on shadow counters; 2: also recounted by the audit of a whole snapshot
+    cost     what one check grows with
+    applies  configuration under which the law holds
+    fails    what a violation looks like and what usually causes it
+    """
+
+    id: str
+    sentence: str
+    tier: int
+    group: Group
+    cost: str
+    applies: str
+    fails: str
+
+
+_ALWAYS: Final = "always"
+
+CATALOG: Final[tuple[Law, ...]] = (
+    Law(
+        "INV-CHUNK-01",
+        "An admitted request computes at least one token.",
+        1,
+        Group.CHUNK,
+        "O(1) per decision",
+        "always; with guards off a continuation may be given 0 or less, as the reference does",
+        "An admitting decision or a prefill row with an extend of 0 or less: a cut rounded down to nothing, "
+        "or a budget that opened at or below zero.",
+    ),
+    Law(
+        "INV-CHUNK-02",
+        "A piece of a prompt ends at prefix_len + selected_extend, and the next piece starts there.",
+        1,
+        Group.CHUNK,
+        "O(1) per decision and prefill row",
+        _ALWAYS,
+        "A gap or an overlap between two pieces, a last piece that does not reach the end, or a plan row that "
+        "differs from its decision.",
+    ),
+    Law(
+        "INV-CHUNK-03",
+        "A middle piece adds no output token; the last piece adds exactly one.",
+        1,
+        Group.CHUNK,
+        "O(1) per sampled row",
+        _ALWAYS,
+        "A row that is sampled before its prompt is complete, or a finished prompt without its token.",
+    ),
+    Law(
+        "INV-CHUNK-04",
+        "At most one request is partly prefilled, and it is considered first.",
+        1,
+        Group.CHUNK,
+        "O(1) per decision and step",
+        _ALWAYS,
+        "A second cut while a continuation exists, or a pass that looks at someone else before the continuation.",
+    ),
+    Law(
+        "INV-CHUNK-05",
+        "The first cut of a prompt ends on a page boundary.",
+        1,
+        Group.CHUNK,
+        "O(1) per decision",
+        "reference accounting; cuts with the radix tree off and ignore_eos are not rounded, nor is a continuation's",
+        "An absolute end that is not a multiple of the page size.",
+    ),
+    Law(
+        "INV-BUDGET-01",
+        "Page-rounded charges of a pass stay within every ledger, except by a named overdraft.",
+        1,
+        Group.BUDGET,
+        "O(1) per decision",
+        "reference accounting: first_unchunked (chunking off, first of the batch), input_by_chunk (chunking on), "
+        "chunk_page_rounding (by less than a page), kv_rounding, continuation",
+        "A ledger below zero after an admission whose record names no overdraft that this configuration allows.",
+    ),
+    Law(
+        "INV-BUDGET-02",
+        "Decode rows that may ride along are charged once to each ledger, before any prefill, and once only.",
+        1,
+        Group.BUDGET,
+        "O(1) per pass",
+        _ALWAYS,
+        "Opening ledgers that differ from limits minus running rows: rows forgotten, or charged twice.",
+    ),
+    Law(
+        "INV-BUDGET-03",
+        "Each decision starts from what the previous one left; an admission takes exactly its page-rounded cost, "
+        "a refusal takes nothing.",
+        1,
+        Group.BUDGET,
+        "O(1) per decision",
+        _ALWAYS,
+        "A broken chain of before and after, a double charge, or a refusal that cost something.",
+    ),
+    Law(
+        "INV-BUDGET-04",
+        "The promise to running requests covers the growth of every one of them.",
+        1,
+        Group.BUDGET,
+        "O(1) per pass, O(1) per token",
+        "reference accounting: min(max_new_tokens - outputs, clip) x new_token_ratio, ratio 1 for ignore_eos",
+        "remaining_total that opens above what the second books leave: a running request was not counted.",
+    ),
+    Law(
+        "INV-LOCK-01",
+        "A waiting or refused request holds no lock, row, page or place in the plan.",
+        1,
+        Group.LOCK,
+        "O(1) per refusal and per return to the queue",
+        _ALWAYS,
+        "A temporary lock that was not taken back, a leaked row, or a refused request that runs.",
+    ),
+    Law(
+        "INV-LOCK-02",
+        "A request has a row exactly while it is in prefill or decode, and a row has one request.",
+        2,
+        Group.LOCK,
+        "O(1) per transition",
+        _ALWAYS,
+        "A running request without a row, two requests on one row, or a row outside the configured range.",
+    ),
+    Law(
+        "INV-LOCK-03",
+        "The lock count of a node is the number of requests that hold it, and is never negative.",
+        2,
+        Group.LOCK,
+        "O(1) per lock change; the audit is O(nodes + leases x depth)",
+        _ALWAYS,
+        "A lock taken twice, released twice, or not carried over to the new half of a split node.",
+    ),
+    Law(
+        "INV-PAGE-01",
+        "The four page counts sum to the pool and equal a recount.",
+        2,
+        Group.PAGE,
+        "O(1) per step; the audit is O(pages)",
+        _ALWAYS,
+        "Counters that drift from the moves: a page lost, or counted twice.",
+    ),
+    Law(
+        "INV-PAGE-02",
+        "Every page has exactly one owner and changes hands only by a legal move from where it is.",
+        2,
+        Group.PAGE,
+        "O(pages moved); the audit is O(pages + page tables)",
+        _ALWAYS,
+        "A move that the table of states does not have, from a state or an owner that the page is not in, or (audit) "
+        "a page in two places although the sums balance.",
+    ),
+    Law(
+        "INV-PAGE-03",
+        "Nothing locked is evicted, and no page is both claimed and evictable within one commit.",
+        1,
+        Group.PAGE,
+        "O(pages evicted)",
+        _ALWAYS,
+        "An eviction that takes a prefix someone runs on, or one that takes what the same commit just claimed.",
+    ),
+    Law(
+        "INV-STEP-01",
+        "Every planned step is applied once, in order, and its outcome has exactly the rows that were to be sampled.",
+        1,
+        Group.STEP,
+        "O(rows)",
+        "always; a failed step has no rows",
+        "A step applied twice or never, or an outcome with other rows than the plan.",
+    ),
+    Law(
+        "INV-STEP-02",
+        "Event numbers are contiguous; steps and time never fall.",
+        1,
+        Group.STEP,
+        "O(1) per event",
+        _ALWAYS,
+        "A lost or repeated event, or a clock that went back.",
+    ),
+    Law(
+        "INV-STEP-03",
+        "A step decodes every running request or none, and never one that it pushed back to the queue.",
+        1,
+        Group.STEP,
+        "O(rows)",
+        _ALWAYS,
+        "A running request that lost its turn, or a victim that is also scheduled.",
+    ),
+    Law(
+        "INV-STEP-04",
+        "Reported numbers of waiting and running requests equal a recount.",
+        2,
+        Group.STEP,
+        "O(1) per step",
+        _ALWAYS,
+        "A gauge that drifted, or a request that left a list without an event.",
+    ),
+    Law(
+        "INV-STEP-05",
+        "A request changes state only along the table of transitions, from the state it is in.",
+        1,
+        Group.STEP,
+        "O(1) per transition",
+        _ALWAYS,
+        "A transition that the table does not have, or from another state than the last event left.",
+    ),
+    Law(
+        "INV-EXIT-01",
+        "A request has exactly one end, and afterwards owns nothing.",
+        1,
+        Group.STEP,
+        "O(1) per end",
+        _ALWAYS,
+        "A second end, an end that never came although its last token did, or a lock, row or page left behind.",
+    ),
+    Law(
+        "INV-PROG-01",
+        "While a request is unfinished, at most K steps in a row do no work.",
+        1,
+        Group.STEP,
+        "O(1) per step",
+        "always; K is given to the checker, 64 by default",
+        "Idle steps with a queue that is not empty: a latched flag, a request that can never fit, a lost wake-up.",
+    ),
+)
+
+LAWS: Final[dict[str, Law]] = {law.id: law for law in CATALOG}

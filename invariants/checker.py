@@ -1,0 +1,274 @@
+"""InvariantChecker. Owns: the event sink that runs the laws, counts them, and says or raises what it finds.
+
+It runs on the engine thread, so with `raise` the traceback is at the step that broke the law. With `record` nothing it
+finds, and no fault of its own, ever stops the loop: a violation is counted, kept and handed to `listener`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from engine.events import (
+    AbortRequested,
+    AdmissionDecided,
+    AnyEvent,
+    EngineStarted,
+    LockChanged,
+    PagesMoved,
+    RequestArrived,
+    RequestTransitioned,
+    StepCompleted,
+    StepPlanned,
+)
+from engine.kvcache.snapshot import SchedulerSnapshot
+from engine.request import Cause, RequestState
+from invariants import audit, budget_laws, chunk_laws, lock_laws, page_laws, step_laws
+from invariants.catalog import CATALOG, LAWS, Group
+from invariants.shadow import Shadow
+from invariants.violation import InvariantViolation, Violation
+
+OnViolation = Literal["raise", "record"]
+EVIDENCE_EVENTS: Final = 2_000
+KEPT_VIOLATIONS: Final = 1_000
+_COMMIT_CAUSES: Final = frozenset({Cause.ADMIT, Cause.RETRACT, Cause.PREEMPT})
+
+
+class InvariantChecker:
+    """Checks every event against a second set of books.
+
+    on_violation       what a violation does; `overrides` says otherwise for single laws
+    progress_steps     K of INV-PROG-01
+    time_ns            where the cost of checking is measured; None measures nothing (the core has no clock)
+    listener           told of each violation, on the engine thread, before anything is raised
+
+    checks_by_group, violations_by_id, ns_by_tier, internal_errors   counters, only ever growing; read from any thread
+    """
+
+    def __init__(
+        self,
+        *,
+        on_violation: OnViolation = "raise",
+        overrides: Mapping[str, OnViolation] | None = None,
+        progress_steps: int = 64,
+        time_ns: Callable[[], int] | None = None,
+        listener: Callable[[Violation], None] | None = None,
+    ) -> None:
+        unknown = sorted(set(overrides or ()) - LAWS.keys())
+        if unknown:
+            raise ValueError(f"overrides names {unknown}, which the catalogue does not have")
+        if progress_steps < 1:
+            raise ValueError(f"progress_steps is {progress_steps}; at least 1 is needed")
+        self.on_violation: OnViolation = on_violation
+        self._overrides = dict(overrides or {})
+        self._progress_steps = progress_steps
+        self._time_ns = time_ns
+        self._listener = listener
+        self.checks_by_group: dict[str, int] = {group.value: 0 for group in Group}
+        self.violations_by_id: dict[str, int] = {law.id: 0 for law in CATALOG}
+        self.ns_by_tier: dict[int, int] = {1: 0, 2: 0}
+        self.internal_errors = 0
+        self.last_internal_error: str | None = None
+        self.violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
+        self._evidence: deque[AnyEvent] = deque(maxlen=EVIDENCE_EVENTS)
+        self._books: Shadow | None = None
+        self._last: AnyEvent | None = None
+        self._audit_step: int | None = None
+        self._handlers: dict[type, Callable[[Shadow, Any], None]] = {
+            RequestArrived: self._on_arrival,
+            AbortRequested: self._on_abort,
+            RequestTransitioned: self._on_transition,
+            AdmissionDecided: self._on_decision,
+            StepPlanned: self._on_plan,
+            StepCompleted: self._on_completed,
+            PagesMoved: self._on_pages,
+            LockChanged: self._on_lock,
+        }
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def emit(self, event: AnyEvent) -> None:
+        """Check one event. Raises InvariantViolation when the law is to raise."""
+        started = self._time_ns() if self._time_ns is not None else 0
+        try:
+            self._check(event)
+        except InvariantViolation:
+            raise
+        except Exception as error:  # a fault of the checker, or a stream it cannot follow, must not stop a server
+            if self.on_violation == "raise":
+                raise
+            self._note_internal(error)
+        finally:
+            self._last = event
+            if self._time_ns is not None:
+                self.ns_by_tier[1] += self._time_ns() - started
+
+    def audit(self, snapshot: SchedulerSnapshot) -> None:
+        """Recount a whole snapshot, taken between steps, and compare it with itself and with the books (tier 2)."""
+        started = self._time_ns() if self._time_ns is not None else 0
+        self._audit_step = snapshot.step
+        try:
+            audit.run(self._books, snapshot, self._report)
+            for group in (Group.LOCK, Group.PAGE, Group.STEP):
+                self.checks_by_group[group] += 1
+        except InvariantViolation:
+            raise
+        except Exception as error:  # as in `emit`
+            if self.on_violation == "raise":
+                raise
+            self._note_internal(error)
+        finally:
+            self._audit_step = None
+            if self._time_ns is not None:
+                self.ns_by_tier[2] += self._time_ns() - started
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    @property
+    def seconds_by_tier(self) -> dict[int, float]:
+        """Time spent checking, in seconds; zeros without `time_ns`."""
+        return {tier: spent / 1e9 for tier, spent in self.ns_by_tier.items()}
+
+    @property
+    def total_violations(self) -> int:
+        return sum(self.violations_by_id.values())
+
+    def evidence(self) -> tuple[AnyEvent, ...]:
+        """The last events, oldest first: what an evidence file holds."""
+        return tuple(self._evidence)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _note_internal(self, error: Exception) -> None:
+        self.internal_errors += 1
+        self.last_internal_error = f"{type(error).__name__}: {error}"
+
+    def _report(
+        self, law: str, expected: str, found: str, *, rid: str | None = None, seqs: tuple[int, ...] = ()
+    ) -> None:
+        now = self._evidence[-1] if self._evidence else None
+        step = self._audit_step if self._audit_step is not None else (now.step if now is not None else -1)
+        violation = Violation(
+            id=law,
+            law=LAWS[law].sentence,
+            expected=expected,
+            found=found,
+            step=step,
+            rid=rid,
+            evidence=seqs if now is None else (*seqs, now.seq),
+        )
+        self.violations_by_id[law] += 1
+        self.violations.append(violation)
+        if self._listener is not None:
+            self._listener(violation)
+        if self._overrides.get(law, self.on_violation) == "raise":
+            raise InvariantViolation(violation)
+
+    def _check(self, event: AnyEvent) -> None:
+        self._evidence.append(event)
+        if type(event) is EngineStarted:
+            self._books = Shadow(event)
+            return
+        last, books = self._last, self._books
+        if books is None:
+            self._report("INV-STEP-02", "EngineStarted as the first event", type(event).__name__)
+            return
+        if last is not None and (event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns):
+            step_laws.on_order(last, event, self._report)
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(books, event)
+
+    def _on_arrival(self, books: Shadow, event: RequestArrived) -> None:
+        step_laws.on_arrival(books, event, self._report)
+        self.checks_by_group["step"] += 1
+
+    def _on_abort(self, books: Shadow, event: AbortRequested) -> None:
+        request = books.requests.get(event.rid)
+        if request is not None and request.abort_seq is None:
+            request.abort_seq = event.seq
+
+    def _on_transition(self, books: Shadow, event: RequestTransitioned) -> None:
+        report, counts = self._report, self.checks_by_group
+        if event.cause in _COMMIT_CAUSES:
+            if books.leaving and event.cause is Cause.ADMIT:
+                lock_laws.settle(books, report)
+            books.in_commit = True
+        request = step_laws.on_transition(books, event, report)
+        counts["step"] += 1
+        if request is None:
+            return
+        chunk_laws.on_transition(books, event, request, report)
+        lock_laws.on_transition(books, event, request, report)
+        counts["chunk"] += 1
+        counts["lock"] += 1
+        if event.target is RequestState.FINISHED:
+            step_laws.on_end(books, event, request, report)
+            books.remember_end(event.rid, event.seq)
+        books.set_state(request, event.target)
+        if not books.in_commit and books.plan is None:
+            books.take_view()  # an end between two steps: the next plan sees it
+
+    def _on_decision(self, books: Shadow, event: AdmissionDecided) -> None:
+        report, counts = self._report, self.checks_by_group
+        if not books.decisions:
+            if books.leaving:
+                lock_laws.settle(books, report)
+            if not books.in_commit:
+                books.take_view()
+                books.in_commit = True
+        chunk_laws.on_decision(books, event, report)
+        budget_laws.on_decision(books, event, report)
+        books.decisions.append(event)
+        counts["chunk"] += 1
+        counts["budget"] += 1
+
+    def _on_plan(self, books: Shadow, event: StepPlanned) -> None:
+        report, counts = self._report, self.checks_by_group
+        if books.leaving:
+            lock_laws.settle(books, report)
+        step_laws.on_plan(books, event, report)
+        if event.prefills or books.decisions or event.continuation is not None or books.view.continuation is not None:
+            chunk_laws.on_plan(books, event, report)
+            counts["chunk"] += 1
+        else:
+            books.cut = None
+        step_laws.recount(books, event, report)
+        budget_laws.on_plan(books, event, report)
+        if books.decisions:
+            lock_laws.on_plan(books, event, report)
+        page_laws.on_counts(books, event, report)
+        step_laws.progress(books, event, self._progress_steps, report)
+        books.close_plan(budget_laws.next_ratio(books, event))
+        books.last_plan_step = event.step
+        books.plan = event
+        counts["step"] += 1
+        counts["budget"] += 1
+        counts["lock"] += 1
+        counts["page"] += 1
+
+    def _on_completed(self, books: Shadow, event: StepCompleted) -> None:
+        report, counts = self._report, self.checks_by_group
+        plan = step_laws.on_completed(books, event, report)
+        if plan is not None and plan.prefills:
+            chunk_laws.on_completed(books, plan, event, report)
+            counts["chunk"] += 1
+        if books.leaving:
+            lock_laws.settle(books, report)
+        page_laws.on_counts(books, event, report)
+        books.take_view()
+        counts["step"] += 1
+        counts["page"] += 1
+
+    def _on_pages(self, books: Shadow, event: PagesMoved) -> None:
+        if event.cause == "claim":
+            if books.leaving:
+                lock_laws.settle(books, self._report)
+            books.in_commit = True
+        page_laws.on_pages(books, event, self._report)
+        self.checks_by_group["page"] += 1
+
+    def _on_lock(self, books: Shadow, event: LockChanged) -> None:
+        lock_laws.on_lock(books, event, self._report)
+        self.checks_by_group["lock"] += 1

@@ -1,0 +1,240 @@
+"""The second set of books. Owns: what the engine must look like, rebuilt from events alone.
+
+Only events enter here, never a live object or a counter that the engine reports: those are what is compared. The laws
+read the books and call the small writers below; after a violation the books follow the engine, so that one fault is
+reported once and not at every later event.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig
+from engine.events import AdmissionDecided, EngineStarted, RequestArrived, StepPlanned
+from engine.request import RequestState
+
+STATE_NAMES: Final = ("free", "private", "protected", "evictable")
+STATE_CODES: Final = {name: code for code, name in enumerate(STATE_NAMES)}
+FREE, PRIVATE, PROTECTED, EVICTABLE = range(4)
+NO_OWNER: Final = -1
+
+#: Requests whose end is remembered, to tell a second end from an unknown request.
+REMEMBERED_ENDS: Final = 10_000
+
+
+class ShadowRequest:
+    """One live request, counts only.
+
+    cursor       tokens whose K/V is computed or planned: where the next piece must start; None outside prefill
+    planned_end  end of the piece of the step in flight, None when it has none
+    token_step   step whose output token is already in `outputs` (a transition may tell it before the outcome)
+    locks        locks held, all nodes together
+    """
+
+    __slots__ = (
+        "abort_seq",
+        "cursor",
+        "ignore_eos",
+        "locks",
+        "max_new",
+        "outputs",
+        "planned_end",
+        "prompt_len",
+        "rid",
+        "row",
+        "state",
+        "token_step",
+    )
+
+    def __init__(self, event: RequestArrived) -> None:
+        self.rid = event.rid
+        self.prompt_len = event.prompt_len
+        self.max_new = event.max_new_tokens
+        self.ignore_eos = event.ignore_eos
+        self.state: RequestState | None = None
+        self.outputs = 0
+        self.cursor: int | None = None
+        self.planned_end: int | None = None
+        self.row: int | None = None
+        self.locks = 0
+        self.token_step = -1
+        self.abort_seq: int | None = None
+
+    @property
+    def seq_len(self) -> int:
+        return self.prompt_len + self.outputs
+
+
+class PlanView:
+    """What a plan was made on: page counts and growth of the running, as they stood before its commit."""
+
+    __slots__ = ("continuation", "eos_growth", "evictable", "free", "plain_growth", "ratio", "running")
+
+    def __init__(self) -> None:
+        self.free = self.evictable = self.running = self.plain_growth = self.eos_growth = 0
+        self.ratio = 0.0
+        self.continuation: str | None = None
+
+
+class Shadow:
+    """Books of one engine life."""
+
+    def __init__(self, started: EngineStarted) -> None:
+        self.config = EngineConfig.model_validate_json(started.config)
+        scheduler = self.config.scheduler
+        self.page_size = started.page_size
+        self.num_pages = started.num_pages
+        self.max_rows = started.max_running_requests
+        self.clip = scheduler.clip_max_new_tokens
+        self.chunking = scheduler.chunked_prefill_size is not None
+        self.mixing = self.chunking and scheduler.enable_mixed_chunk
+        # -- pages
+        self.states: NDArray[np.uint8] = np.zeros(self.num_pages, dtype=np.uint8)
+        self.owners: NDArray[np.int64] = np.full(self.num_pages, NO_OWNER, dtype=np.int64)
+        self.claimed_step: NDArray[np.int64] = np.full(self.num_pages, -1, dtype=np.int64)
+        self.state_view = self.states.data  # scalar access, four times quicker than indexing the array
+        self.owner_view = self.owners.data
+        self.claimed_view = self.claimed_step.data
+        self.counts = [self.num_pages, 0, 0, 0]
+        self.private_of_row: dict[int, int] = {}
+        # -- locks
+        self.holders: dict[int, dict[str, int]] = {}
+        self.node_locks: dict[int, int] = {}
+        # -- requests
+        self.requests: dict[str, ShadowRequest] = {}
+        self.rows: dict[int, str] = {}
+        self.ended: dict[str, int] = {}
+        self.in_state: dict[RequestState, int] = dict.fromkeys(RequestState, 0)
+        self.running: dict[str, ShadowRequest] = {}
+        self.plain_growth = 0
+        self.eos_growth = 0
+        # -- the step
+        self.ratio = scheduler.initial_new_token_ratio
+        self.view = PlanView()
+        self.in_commit = False
+        self.decisions: list[AdmissionDecided] = []
+        #: The request that is partly prefilled once the step in flight is applied.
+        self.cut: str | None = None
+        self.pinned_tokens = 0
+        self.locked_pages = 0
+        self.claimed_rows: set[int] = set()
+        #: rid -> (request, row it had, seq of the transition, whether it ended): to be found holding nothing
+        self.leaving: dict[str, tuple[ShadowRequest, int, int, bool]] = {}
+        self.plan: StepPlanned | None = None
+        self.last_plan_step = -1
+        self.idle_steps = 0
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def growth(self, request: ShadowRequest) -> int:
+        """Tokens that a running request may still add, as far as they are promised."""
+        return min(request.max_new - request.outputs, self.clip)
+
+    def set_state(self, request: ShadowRequest, state: RequestState) -> None:
+        """Move a request, keeping the counts by state and the growth of the running."""
+        if request.state is not None:
+            self.in_state[request.state] -= 1
+        if request.state is RequestState.DECODE and self.running.pop(request.rid, None) is not None:
+            self._grow(request, -self.growth(request))
+        request.state = state
+        self.in_state[state] += 1
+        if state is RequestState.DECODE:
+            self.running[request.rid] = request
+            self._grow(request, self.growth(request))
+        if state is RequestState.FINISHED:
+            del self.requests[request.rid]
+            self.in_state[state] -= 1
+
+    def remember_end(self, rid: str, seq: int) -> None:
+        self.ended[rid] = seq
+        if len(self.ended) > REMEMBERED_ENDS:
+            del self.ended[next(iter(self.ended))]
+
+    def add_output(self, request: ShadowRequest, step: int) -> None:
+        """One output token, counted once per step."""
+        if request.token_step == step:
+            return
+        request.token_step = step
+        if request.state is RequestState.DECODE and request.max_new - request.outputs <= self.clip:
+            self._grow(request, -1)
+        request.outputs += 1
+
+    def _grow(self, request: ShadowRequest, tokens: int) -> None:
+        if request.ignore_eos:
+            self.eos_growth += tokens
+        else:
+            self.plain_growth += tokens
+
+    # -- locks ---------------------------------------------------------------------------------------------------
+
+    def add_lock(self, node: int, rid: str, delta: int) -> int:
+        """Change one hold; returns the request's holds on this node afterwards (negative shows a fault)."""
+        holds = self.holders.setdefault(node, {})
+        mine = holds.get(rid, 0) + delta
+        if mine > 0:
+            holds[rid] = mine
+        else:
+            holds.pop(rid, None)
+        total = self.node_locks.get(node, 0) + delta
+        if total > 0:
+            self.node_locks[node] = total
+        else:
+            self.node_locks.pop(node, None)
+            self.holders.pop(node, None)
+        request = self.requests.get(rid)
+        if request is None and rid in self.leaving:
+            request = self.leaving[rid][0]
+        if request is not None:
+            request.locks += delta
+        return mine
+
+    def split_locks(self, old: int, new: int) -> None:
+        """The new half of a split node is held by whoever holds the old one."""
+        holds = self.holders.get(old)
+        if not holds or new in self.holders:
+            return
+        self.holders[new] = dict(holds)
+        self.node_locks[new] = self.node_locks[old]
+        for rid, count in holds.items():
+            request = self.requests.get(rid)
+            if request is not None:
+                request.locks += count
+
+    def locks_of(self, rid: str) -> list[int]:
+        """Nodes that a request holds; a scan, for reports and audits."""
+        return [node for node, holds in self.holders.items() if rid in holds]
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def continuation(self) -> str | None:
+        """The request that is partly prefilled, between steps; None when there is none."""
+        if not self.in_state[RequestState.PREFILL]:
+            return None
+        return next((rid for rid in self.rows.values() if self.requests[rid].state is RequestState.PREFILL), None)
+
+    def take_view(self) -> None:
+        """Remember what the next plan will be made on."""
+        view = self.view
+        view.free, view.evictable = self.counts[FREE], self.counts[EVICTABLE]
+        view.running = len(self.running)
+        view.plain_growth, view.eos_growth = self.plain_growth, self.eos_growth
+        view.ratio = self.ratio
+        view.continuation = self.continuation()
+        self.locked_pages = 0
+
+    def close_plan(self, ratio: float) -> None:
+        """The plan is committed: forget its decisions, remember the ratio it left."""
+        self.decisions.clear()
+        self.pinned_tokens = self.locked_pages = 0
+        self.in_commit = False
+        self.ratio = ratio
+
+    def recount(self) -> None:
+        """Rebuild the counters from the arrays: after a move that was not what it said."""
+        counts = np.bincount(self.states, minlength=4)
+        self.counts = [int(count) for count in counts[:4]]
+        rows, sizes = np.unique(self.owners[self.states == PRIVATE], return_counts=True)
+        self.private_of_row = {int(row): int(size) for row, size in zip(rows, sizes, strict=True)}

@@ -1,0 +1,188 @@
+"""Laws of steps and lives. Owns: INV-STEP-01 to 05, INV-EXIT-01, INV-PROG-01 — order, recounts, one end, progress."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.events import AnyEvent, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
+from engine.request import TRANSITIONS, Cause, RequestState
+from invariants.shadow import Shadow, ShadowRequest
+from invariants.violation import Report
+
+#: Ends that follow a sampled token.
+_TOKEN_ENDS: Final = frozenset({Cause.STOP, Cause.LENGTH})
+_FIRST: Final = (None, RequestState.WAITING)
+
+
+def on_order(last: AnyEvent | None, event: AnyEvent, report: Report) -> None:
+    """Numbers, steps and times of two events in a row."""
+    if last is None:
+        return
+    if event.seq != last.seq + 1:
+        report("INV-STEP-02", f"seq {last.seq + 1}", f"seq {event.seq}", seqs=(last.seq,))
+    if event.step < last.step or event.t_ns < last.t_ns:
+        report(
+            "INV-STEP-02",
+            f"step {last.step} and t_ns {last.t_ns} or later",
+            f"step {event.step}, t_ns {event.t_ns}",
+            seqs=(last.seq,),
+        )
+
+
+def on_arrival(books: Shadow, event: RequestArrived, report: Report) -> None:
+    """A new request: nobody by that name is alive."""
+    if event.rid in books.requests:
+        report("INV-EXIT-01", "the end of a request before its name is used again", "a second arrival", rid=event.rid)
+        return
+    books.ended.pop(event.rid, None)
+    books.requests[event.rid] = ShadowRequest(event)
+
+
+def on_transition(books: Shadow, event: RequestTransitioned, report: Report) -> ShadowRequest | None:
+    """Known, alive, from where it is, along the table. Returns the request, None when there is none to follow."""
+    request = books.requests.get(event.rid)
+    if request is None:
+        ended = books.ended.get(event.rid)
+        found = "an unknown request" if ended is None else "a request that ended already"
+        report(
+            "INV-EXIT-01",
+            "a live request",
+            f"{found}: {event.cause} to {event.target}",
+            rid=event.rid,
+            seqs=() if ended is None else (ended,),
+        )
+        return None
+    legal = (
+        event.cause is Cause.ARRIVE
+        if (event.source, event.target) == _FIRST
+        else event.source is not None and event.cause in TRANSITIONS.get((event.source, event.target), ())
+    )
+    if event.source is not request.state or not legal:
+        report(
+            "INV-STEP-05",
+            f"a transition of the table from {request.state}",
+            f"{event.source} -> {event.target} by {event.cause}",
+            rid=event.rid,
+        )
+    return request
+
+
+def on_end(books: Shadow, event: RequestTransitioned, request: ShadowRequest, report: Report) -> None:
+    """The last counts of a request."""
+    sampled = books.plan is not None and event.rid in books.plan.sampling and request.token_step != event.step
+    due = {request.outputs + 1} if event.cause in _TOKEN_ENDS and sampled else {request.outputs}
+    if sampled and event.cause not in _TOKEN_ENDS:
+        due.add(request.outputs + 1)
+    if event.output_len not in due:
+        law = "INV-CHUNK-03" if request.state is RequestState.PREFILL else "INV-STEP-01"
+        report(law, f"output_len {' or '.join(map(str, sorted(due)))} at the end", f"{event.output_len}", rid=event.rid)
+    if event.output_len > request.max_new:
+        report(
+            "INV-EXIT-01", f"an end at {request.max_new} output tokens or before", f"{event.output_len}", rid=event.rid
+        )
+
+
+def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
+    """Order of plans, who decodes, counts, progress."""
+    if books.plan is not None:
+        report(
+            "INV-STEP-01",
+            f"step {books.plan.step} applied before the next plan",
+            f"plan of step {event.step}",
+            seqs=(books.plan.seq,),
+        )
+    if event.step <= books.last_plan_step:
+        report("INV-STEP-01", f"a step after {books.last_plan_step}", f"plan of step {event.step}")
+    due = tuple(row.rid for row in event.prefills if row.is_last) + event.decodes if event.prefills else event.decodes
+    if event.sampling != due:
+        report("INV-STEP-01", f"sampling = finished prefills, then decodes: {due}", f"{event.sampling}")
+    _decoders(books, event, report)
+
+
+def _decoders(books: Shadow, event: StepPlanned, report: Report) -> None:
+    if event.decodes and books.running.keys() != set(event.decodes):
+        odd = sorted(books.running.keys() ^ set(event.decodes))
+        report("INV-STEP-03", f"all {len(books.running)} running requests or none", f"not so for {odd[:8]}", rid=odd[0])
+    for victim in event.retractions:
+        if victim.rid in event.sampling or any(row.rid == victim.rid for row in event.prefills):
+            report("INV-STEP-03", "a victim that is not scheduled", "both in one step", rid=victim.rid)
+
+
+def recount(books: Shadow, event: StepPlanned | StepCompleted, report: Report) -> None:
+    """Reported numbers of waiting and running requests."""
+    waiting = books.in_state[RequestState.WAITING]
+    running = books.in_state[RequestState.DECODE]
+    if type(event) is StepPlanned:  # members of the batch count, the continuation does not
+        running += books.in_state[RequestState.PREFILL] - (books.cut is not None)
+    if (event.num_waiting, event.num_running) != (waiting, running):
+        report(
+            "INV-STEP-04",
+            f"{waiting} waiting, {running} running",
+            f"{event.num_waiting} waiting, {event.num_running} running",
+        )
+
+
+def progress(books: Shadow, event: StepPlanned, limit: int, report: Report) -> None:
+    """An idle step with someone unfinished counts; any work ends the count."""
+    if event.prefills or event.decodes or not books.requests:
+        books.idle_steps = 0
+        return
+    books.idle_steps += 1
+    if books.idle_steps > limit:
+        rid = next(iter(books.requests))
+        report(
+            "INV-PROG-01",
+            f"work within {limit} steps, {len(books.requests)} unfinished",
+            f"{books.idle_steps} steps without any",
+            rid=rid,
+        )
+        books.idle_steps = 0
+
+
+def on_completed(books: Shadow, event: StepCompleted, report: Report) -> StepPlanned | None:
+    """The outcome against its plan; counts the tokens. Returns the plan it applies, None when there is none."""
+    plan = books.plan
+    if plan is None or plan.step != event.step:
+        report(
+            "INV-STEP-01",
+            f"step {plan.step} applied" if plan else "no step in flight",
+            f"step {event.step} applied",
+            seqs=(plan.seq,) if plan else (),
+        )
+        return None
+    books.plan = None
+    step, requests = event.step, books.requests
+    if event.failed:
+        if event.rows:
+            report("INV-STEP-01", "no rows in a failed step", f"{len(event.rows)} rows", seqs=(plan.seq,))
+    else:
+        rids = tuple([row.rid for row in event.rows])
+        if rids != plan.sampling:
+            odd = sorted(set(rids).symmetric_difference(plan.sampling)) or ["order"]
+            report(
+                "INV-STEP-01",
+                f"one row per sampled request, {len(plan.sampling)}",
+                f"{len(rids)} rows, differs for {odd[:8]}",
+                rid=odd[0],
+                seqs=(plan.seq,),
+            )
+        for row in event.rows:
+            request = requests.get(row.rid)
+            if request is None:
+                continue
+            if row.finish is not None:
+                report(
+                    "INV-EXIT-01",
+                    f"the end ({row.finish}) that its last token brought",
+                    f"still {request.state}",
+                    rid=row.rid,
+                    seqs=(plan.seq,),
+                )
+            books.add_output(request, step)
+    for rid in plan.decodes if event.failed else ():
+        if rid in requests:
+            report("INV-EXIT-01", "an end by error of every row of a failed step", f"{requests[rid].state}", rid=rid)
+    recount(books, event, report)
+    if books.in_state[RequestState.PREFILL] > 1:
+        report("INV-CHUNK-04", "at most one request partly prefilled", f"{books.in_state[RequestState.PREFILL]}")
+    return plan
