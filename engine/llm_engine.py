@@ -1,12 +1,24 @@
-"""LLMEngine. Owns: one step at a time — plan, commit, execute, settle, apply — on whichever thread calls it."""
+"""LLMEngine. Owns: one step at a time — prepare, plan, commit, execute, settle, apply — on whichever thread calls it.
+
+All calls must come from one thread. Nothing here blocks but the executor.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from engine.executor.base import TokenLogprobs
+from engine.clock import Clock
+from engine.config import EngineConfig
+from engine.errors import EngineDead, RefusalCause, RequestRefused
+from engine.events import SCHEMA_VERSION, EngineStarted, EventSink, ResponseSent
+from engine.executor.base import Executor, StepResult, TokenLogprobs
+from engine.executor.forward_batch import from_plan
+from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
+from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
+from engine.scheduler.scheduler import Arrival, Scheduler
+from engine.token_store import StopWatcherFactory, TokenStore
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,3 +49,300 @@ class TokenOutput(msgspec.Struct, frozen=True):
     detail: str = ""
     cached_tokens: int = 0
     prompt_tokens: int = 0
+
+
+class LLMEngine:
+    """The engine loop's body. `step` does one step and returns what clients should see of it.
+
+    key_secret   keys the page-key hash chain; None keeps raw ids at page size 1 (simulation only)
+    wall_ns      calendar time of now, for listeners that turn monotonic times into dates
+    """
+
+    def __init__(  # noqa: PLR0913 - the composition root names every seam once
+        self,
+        config: EngineConfig,
+        *,
+        executor: Executor,
+        clock: Clock,
+        sink: EventSink,
+        stop_watcher: StopWatcherFactory | None = None,
+        key_secret: bytes | None = b"",
+        version: str = "",
+        engine_id: str = "",
+        wall_ns: int = 0,
+    ) -> None:
+        self.config = config
+        self.info = executor.info()
+        self._executor = executor
+        self._clock = clock
+        self.scheduler = Scheduler(config, num_pages=self.info.num_pages, sink=sink)
+        self.tokens = TokenStore(
+            page_size=config.cache.page_size,
+            secret=key_secret,
+            eos_token_ids=self.info.eos_token_ids,
+            stop_watcher=stop_watcher,
+        )
+        self._cached_tokens: dict[str, int] = {}
+        self._prompt_tokens: dict[str, int] = {}
+        self._pending_ends: list[TokenOutput] = []
+        self._dead: str | None = None
+        self._was_idle = True
+        self.steps_done = 0
+        #: Text of the last executor failure, for logs; the events carry only that it failed.
+        self.last_failure: BaseException | None = None
+        self._publish_start(version, engine_id, wall_ns)
+
+    # -- the doors -------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request. Raises RequestRefused, and then keeps nothing of it; EngineDead when the engine is dead."""
+        self._check_alive()
+        self._check_request(request)
+        keys = self.tokens.add(request.rid, request.prompt_ids, request.params)
+        try:
+            entered = self.scheduler.add(
+                Arrival(
+                    rid=request.rid,
+                    prompt_len=len(request.prompt_ids),
+                    max_new_tokens=request.params.max_new_tokens,
+                    page_keys=keys.page_keys,
+                    head32_key=keys.head32_key,
+                    ignore_eos=request.params.ignore_eos,
+                    priority=request.priority,
+                    routing_key=request.routing_key,
+                    accepted_ns=request.accepted_ns,
+                    trace_id=request.trace_id,
+                    parent_span_id=request.parent_span_id,
+                ),
+                self._clock.now_ns(),
+            )
+        except RequestRefused:
+            self.tokens.drop(request.rid)
+            raise
+        self.tokens.clamp(request.rid, entered.max_new_tokens)
+        self._prompt_tokens[request.rid] = entered.prompt_len
+
+    def abort_request(self, rid: str, detail: str = "") -> bool:
+        """End a request early; False when it is not live. Its one end comes out of a later `step`."""
+        ended = self.scheduler.abort(rid, self._clock.now_ns(), detail=detail)
+        if ended:
+            self._pending_ends.append(self._end(rid, FinishReason.ABORT, detail))
+        return ended is not False
+
+    def record_response(
+        self,
+        rid: str,
+        first_byte_ns: int | None,
+        last_byte_ns: int | None,
+        bytes_sent: int,
+        worst_send_ns: int,
+        disconnected: bool,
+    ) -> None:
+        """Publish what the HTTP layer saw of a response."""
+        publisher = self.scheduler.publisher
+        publisher.t_ns = self._clock.now_ns()
+        publisher.emit(
+            ResponseSent(*publisher.head(), rid, first_byte_ns, last_byte_ns, bytes_sent, worst_send_ns, disconnected)
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `step` would do, or return, anything."""
+        return bool(self._pending_ends) or self.scheduler.state.has_work or not self._was_idle
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.state.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.state.live_running) + (self.scheduler.state.continuation is not None)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._dead is not None
+
+    def snapshot(self) -> SchedulerSnapshot:
+        """State between two steps, immutable."""
+        return self.scheduler.snapshot()
+
+    def close(self) -> None:
+        self._executor.close()
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[TokenOutput]:
+        """One step. Raises EngineDead when a step failed after its first write, now or earlier."""
+        self._check_alive()
+        outputs, self._pending_ends = self._pending_ends, []
+        if not self.scheduler.state.has_work and self._was_idle:
+            return outputs
+        try:
+            outputs.extend(self._run_step())
+        except Exception as error:
+            # Whatever broke here broke between writes: the state can no longer be trusted.
+            self._dead = f"{type(error).__name__}: {error}"
+            raise
+        return outputs
+
+    def _run_step(self) -> list[TokenOutput]:
+        clock, scheduler = self._clock, self.scheduler
+        started = clock.now_ns()
+        scheduler.prepare(started)
+        plan = scheduler.plan(started)
+        planned = clock.now_ns()
+        plan = scheduler.commit(plan)
+        committed = clock.now_ns()
+        self._remember_hits(plan)
+        result, launched = self._execute(plan)
+        ready = clock.now_ns()
+        outputs, outcome = self._settle(
+            plan,
+            result,
+            StepTimes(
+                started_ns=started,
+                plan_from_ns=started,
+                planned_ns=planned,
+                committed_ns=committed,
+                launched_ns=launched,
+                ready_ns=ready,
+                applied_ns=0,
+            ),
+        )
+        scheduler.apply(plan, outcome)
+        for output in outputs:
+            if output.finish is not None:
+                self._forget(output.rid)
+        scheduler.complete(msgspec.structs.replace(outcome.times, applied_ns=clock.now_ns()))
+        self._was_idle = plan.kind is StepKind.IDLE and not scheduler.state.has_work
+        self.steps_done += 1
+        return outputs
+
+    def _execute(self, plan: StepPlan) -> tuple[StepResult | None, int]:
+        """Run the batch; None when the executor raised. Also the launch time."""
+        if plan.kind is StepKind.IDLE:
+            return StepResult(plan.step, ()), self._clock.now_ns()
+        batch = from_plan(
+            plan, tokens=self.tokens, leases=self.scheduler.kv.leases, page_size=self.config.cache.page_size
+        )
+        launched = self._clock.now_ns()
+        try:
+            return self._executor.execute(batch), launched
+        except Exception as error:
+            self.last_failure = error
+            return None, launched
+
+    def _settle(
+        self, plan: StepPlan, result: StepResult | None, times: StepTimes
+    ) -> tuple[list[TokenOutput], StepOutcome]:
+        """Turn token values into an outcome for the scheduler, and outputs for clients."""
+        outputs = self._retraction_ends(plan)
+        if result is None:
+            rids = dict.fromkeys([*(row.rid for row in plan.prefills), *plan.decodes])
+            outputs.extend(self._end(rid, FinishReason.ERROR, "executor_failed") for rid in rids)
+            return outputs, StepOutcome(plan.step, (), times, failed=True)
+        rows = []
+        for token in result.tokens:
+            request = self.scheduler.state.requests[token.rid]
+            settled = self.tokens.settle(token.rid, token.token_id)
+            rows.append(settled.row)
+            finish, detail = settled.row.finish, settled.row.detail
+            if request.abort_requested:
+                finish, detail = FinishReason.ABORT, ""
+            outputs.append(
+                TokenOutput(
+                    rid=token.rid,
+                    token_id=token.token_id,
+                    output_index=settled.output_index,
+                    logprobs=token.logprobs,
+                    finish=finish,
+                    detail=detail,
+                    cached_tokens=self._cached_tokens.get(token.rid, 0),
+                    prompt_tokens=request.prompt_len,
+                )
+            )
+        return outputs, StepOutcome(plan.step, tuple(rows), times)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _retraction_ends(self, plan: StepPlan) -> list[TokenOutput]:
+        return [
+            self._end(victim.rid, FinishReason.LENGTH, "kv_pool_exhausted")
+            for victim in plan.retractions
+            if victim.aborted
+        ]
+
+    def _remember_hits(self, plan: StepPlan) -> None:
+        """Cached prompt tokens count once, at the admission that counts (FR-27)."""
+        for decision in plan.decisions:
+            if decision.is_admitted and not decision.is_continuation and decision.rid not in self._cached_tokens:
+                self._cached_tokens[decision.rid] = min(decision.prefix_len, self._prompt_tokens[decision.rid])
+
+    def _end(self, rid: str, reason: FinishReason, detail: str) -> TokenOutput:
+        output = TokenOutput(
+            rid=rid,
+            token_id=None,
+            output_index=self.tokens.output_index(rid),
+            finish=reason,
+            detail=detail,
+            cached_tokens=self._cached_tokens.get(rid, 0),
+            prompt_tokens=self._prompt_tokens.get(rid, 0),
+        )
+        if reason is FinishReason.ABORT:
+            self._forget(rid)
+        return output
+
+    def _forget(self, rid: str) -> None:
+        self.tokens.drop(rid)
+        self._cached_tokens.pop(rid, None)
+        self._prompt_tokens.pop(rid, None)
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(f"the engine stopped after a failed step: {self._dead}")
+
+    def _check_request(self, request: EngineRequest) -> None:
+        prompt, limit = len(request.prompt_ids), self.info.max_context_tokens
+        if prompt == 0:
+            raise RequestRefused(RefusalCause.INVALID, "prompt is empty; at least 1 token is needed", field="prompt")
+        if request.params.max_new_tokens < 1:
+            raise RequestRefused(
+                RefusalCause.INVALID,
+                f"max_new_tokens is {request.params.max_new_tokens}; at least 1 is needed",
+                field="max_tokens",
+            )
+        if prompt + request.params.max_new_tokens > limit:
+            raise RequestRefused(
+                RefusalCause.TOO_LONG,
+                f"prompt of {prompt} tokens plus max_new_tokens {request.params.max_new_tokens} exceeds the context "
+                f"of {limit} tokens",
+                field="prompt",
+            )
+        if request.rid in self.scheduler.state.requests:
+            raise RequestRefused(RefusalCause.INVALID, f"rid {request.rid!r} is the id of a live request", field="rid")
+        bad = next((token for token in request.prompt_ids if not 0 <= token < self.info.vocab_size), None)
+        if bad is not None:
+            raise RequestRefused(
+                RefusalCause.INVALID,
+                f"prompt holds token id {bad}; ids are 0 to {self.info.vocab_size - 1}",
+                field="prompt",
+            )
+
+    def _publish_start(self, version: str, engine_id: str, wall_ns: int) -> None:
+        publisher = self.scheduler.publisher
+        publisher.t_ns = self._clock.now_ns()
+        publisher.emit(
+            EngineStarted(
+                *publisher.head(),
+                SCHEMA_VERSION,
+                version,
+                self.config.model_dump_json(exclude={"server"}),
+                self.info.model,
+                self.info.attention_backend,
+                self.config.cache.page_size,
+                self.info.num_pages,
+                self.config.scheduler.max_running_requests,
+                wall_ns,
+                engine_id,
+            )
+        )
