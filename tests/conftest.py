@@ -1,0 +1,46 @@
+"""What every test gets. Owns: Hypothesis settings, and the rule that CI skips nothing but GPU tests."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+#: The one reason for a skip that a machine cannot be helped with.
+ALLOWED_SKIP = "no GPU"
+STRICT_VARIABLE = "TESTS_MAY_NOT_SKIP"
+
+# No deadlines: a slow machine is not a failing test. Derandomized in CI, so that a red run can be repeated.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get(STRICT_VARIABLE) else "local")
+
+
+def _refused_skips(config: pytest.Config) -> list[str]:
+    """`where: reason` of every skip that strict mode does not allow."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not os.environ.get(STRICT_VARIABLE):
+        return []
+    lines = []
+    for report in reporter.stats.get("skipped", ()):
+        path, line, reason = report.longrepr
+        if ALLOWED_SKIP not in reason:
+            lines.append(f"{report.nodeid or path}:{line}: {reason}")
+    return lines
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A refused skip turns a green run red."""
+    if _refused_skips(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which skips were refused, above pytest's closing line."""
+    refused = _refused_skips(config)
+    if refused:
+        terminalreporter.section(f"skipped, and {STRICT_VARIABLE} is set", red=True)
+        for line in refused:
+            terminalreporter.write_line(line)
