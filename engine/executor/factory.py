@@ -1,0 +1,77 @@
+"""Executor factory. Owns: turning an EngineConfig into a ready executor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.executor.base import Executor
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.attention.base import AttentionBackend
+    from engine.executor.torch_executor import TorchExecutor
+    from engine.models.llama_config import LlamaConfig
+
+
+def build_executor(config: EngineConfig) -> Executor:
+    """The executor that `config.executor.kind` names.
+
+    Raises ModelFormatError for a model that cannot be loaded, ConfigError for settings that contradict the model.
+    """
+    if config.executor.kind == "simulated":
+        from engine.executor.simulated import SimulatedExecutor
+
+        return SimulatedExecutor(config)
+    return build_torch_executor(config)
+
+
+def build_torch_executor(config: EngineConfig) -> TorchExecutor:
+    """Load the model and allocate its K/V memory. `executor.threads` sets torch's threads for the whole process."""
+    import torch
+
+    from engine.executor.torch_executor import TorchExecutor
+    from engine.models.loader import DTYPES, load_model
+    from engine.models.packaged import model_name, packaged_gguf_path
+
+    if config.executor.threads is not None:
+        torch.set_num_threads(config.executor.threads)
+    path = packaged_gguf_path() if config.model.path is None else config.model.path
+    dtype = DTYPES[config.executor.dtype]
+    model = load_model(path, dtype=dtype, max_context_tokens=config.model.max_context_tokens)
+    wanted, limit = config.model.max_context_tokens, model.config.max_context_tokens
+    if wanted is not None and wanted > limit:
+        raise ConfigError(f"model.max_context_tokens={wanted} is above the model's own limit, {limit}")
+    return TorchExecutor(
+        model,
+        name=config.model.name or model_name(path),
+        page_size=config.cache.page_size,
+        num_pages=pool_pages(config, model.config, itemsize=dtype.itemsize),
+        attention=_attention(config, dtype),
+    )
+
+
+def pool_pages(config: EngineConfig, model: LlamaConfig, *, itemsize: int) -> int:
+    """Pages of the K/V pool: `cache.num_pages`, or as many as `cache.memory_mib` holds."""
+    if config.cache.num_pages is not None:
+        return config.cache.num_pages
+    page_bytes = model.kv_bytes_per_token(itemsize) * config.cache.page_size
+    pages = config.cache.memory_mib * 1024 * 1024 // page_bytes
+    if pages < 2:
+        raise ConfigError(
+            f"cache.memory_mib={config.cache.memory_mib} holds {pages} pages of cache.page_size="
+            f"{config.cache.page_size} tokens ({page_bytes} bytes each); at least 2 are needed"
+        )
+    return pages
+
+
+def _attention(config: EngineConfig, dtype: torch.dtype) -> AttentionBackend:
+    if config.executor.attention_backend == "reference":
+        from engine.attention.torch_reference import TorchReferenceBackend
+
+        return TorchReferenceBackend()
+    from engine.attention.cpu import CpuBackend
+
+    return CpuBackend(dtype=dtype)

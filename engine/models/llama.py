@@ -1,0 +1,114 @@
+"""LlamaModel. Owns: the arithmetic of a Llama-family decoder over one flattened batch; knows no request and no page.
+
+Everything that does not depend on the batch is prepared once: fused matrices, their layouts, the rotary tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding, rms_norm, silu
+
+from engine.attention.base import AttentionBackend
+from engine.models.linear import Linear
+from engine.models.llama_config import LlamaConfig
+from engine.models.rope import rope_tables, rotate
+from engine.models.weights import LlamaWeights
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """K and V of one layer, twice: by page for attention, by slot for writing. All are views of one allocation.
+
+    k, v              [num_pages, page_size, Hkv, D]
+    k_slots, v_slots  [num_pages * page_size, Hkv, D]
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_slots: torch.Tensor
+    v_slots: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Layer:
+    attention_norm: torch.Tensor
+    qkv: Linear
+    attention_out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class LlamaModel:
+    """A decoder ready to run on CPU. `config` holds its facts (RoPE, end tokens, context)."""
+
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, max_positions: int | None = None) -> None:
+        """Takes `weights` apart: each matrix is dropped as soon as it is in its final layout.
+
+        max_positions   rows of the rotary tables; None: the model's whole context
+        """
+        self.config = config
+        self.dtype = weights.embedding.dtype
+        self._embedding = weights.embedding
+        self._final_norm = weights.final_norm
+        self._lm_head = Linear(weights.lm_head, wide=True)
+        self._layers: list[_Layer] = []
+        weights.layers.reverse()
+        while weights.layers:
+            layer = weights.layers.pop()
+            self._layers.append(
+                _Layer(
+                    attention_norm=layer.attention_norm,
+                    qkv=Linear(layer.qkv),
+                    attention_out=Linear(layer.attention_out),
+                    mlp_norm=layer.mlp_norm,
+                    gate_up=Linear(layer.gate_up),
+                    down=Linear(layer.down),
+                )
+            )
+        self.max_positions = max_positions or config.max_context_tokens
+        self._cos, self._sin = rope_tables(config, self.max_positions, self.dtype)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        out_slots: torch.Tensor,
+        *,
+        caches: list[LayerCache],
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write K/V of every row, return logits of `rows`.
+
+        token_ids, positions, out_slots   [R] int64
+        attention                         prepared for this batch
+        rows                              [S] int64 rows whose logits are wanted; None: all
+        returns                           [S, vocab] in the model's type
+        """
+        config = self.config
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        num_rows = len(token_ids)
+        turned, width = heads + kv_heads, (heads + kv_heads) * dim
+        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        norm_shape, eps = (config.hidden_size,), config.rms_norm_eps
+        hidden = embedding(token_ids, self._embedding)
+        last = len(self._layers) - 1
+        for number, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
+            qkv = layer.qkv(rms_norm(hidden, norm_shape, layer.attention_norm, eps))
+            qk = rotate(qkv[:, :width].view(num_rows, turned, dim), cos, sin)
+            cache.k_slots.index_copy_(0, out_slots, qk[:, heads:])
+            cache.v_slots.index_copy_(0, out_slots, qkv[:, width:].view(num_rows, kv_heads, dim))
+            if number == last and rows is not None and not len(rows):
+                # K/V of every layer are written and nobody asks for logits.
+                return hidden.new_empty(0, config.vocab_size)
+            mixed = attention.run(qk[:, :heads], cache.k, cache.v, number).view(num_rows, heads * dim)
+            if number == last and rows is not None:
+                # From here on rows no longer meet: carry only those that are wanted.
+                mixed, hidden = mixed.index_select(0, rows), hidden.index_select(0, rows)
+            hidden = layer.attention_out.add_to(hidden, mixed)
+            gate, up = layer.gate_up(rms_norm(hidden, norm_shape, layer.mlp_norm, eps)).chunk(2, dim=-1)
+            hidden = layer.down.add_to(hidden, silu(gate).mul_(up))
+        return self._lm_head(rms_norm(hidden, norm_shape, self._final_norm, eps))

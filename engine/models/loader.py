@@ -1,0 +1,38 @@
+"""Model loading. Owns: the choice between file formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from engine.errors import ModelFormatError
+from engine.models.llama import LlamaModel
+from engine.models.llama_config import LlamaConfig
+from engine.models.weights import LlamaWeights
+
+DTYPES: Final[dict[str, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_weights(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, LlamaWeights]:
+    """Configuration and canonical weights of a GGUF file or a Hugging Face folder.
+
+    Raises ModelFormatError, naming file, field, value and limit, when it is neither or not supported.
+    """
+    if path.is_dir():
+        from engine.models.hf_loader import load_hf_folder
+
+        return load_hf_folder(path, dtype)
+    if path.is_file():
+        from engine.models.gguf_loader import load_gguf
+
+        return load_gguf(path, dtype)
+    raise ModelFormatError(f"model.path={str(path)!r} does not exist; a GGUF file or a Hugging Face folder is needed")
+
+
+def load_model(path: Path, *, dtype: torch.dtype, max_context_tokens: int | None = None) -> LlamaModel:
+    """A model ready to run. `max_context_tokens` bounds the rotary tables; None: the model's whole context."""
+    config, weights = load_weights(path, dtype)
+    limit = config.max_context_tokens
+    return LlamaModel(config, weights, max_positions=min(max_context_tokens or limit, limit))
