@@ -1,0 +1,293 @@
+"""Replay. Owns: running a journal's inputs through a fresh scheduler, and saying where it first decides otherwise.
+
+The core's only inputs are arrivals, aborts, the `now` of each plan and the outcome of each step; a journal has them
+all. They go in again in the same order, and each line that comes out is compared with the recorded one, byte by byte:
+events, folded refusals, and the running hash at every checkpoint. No model, no tokens, no threads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pydantic import ValidationError
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.errors import LawBroken
+from engine.events import (
+    AbortRequested,
+    AnyEvent,
+    EngineStarted,
+    RequestArrived,
+    ResponseSent,
+    StepCompleted,
+    StepPlanned,
+)
+from engine.scheduler.plan import StepOutcome
+from engine.scheduler.scheduler import Arrival, Scheduler
+from telemetry.folding import EventHash, RefusalFolder
+from telemetry.journal import JournalError
+from telemetry.journal_reader import JournalReader, Line
+from telemetry.replay_report import Divergence, ReplayReport, difference, render
+from telemetry.schema import LineUnion, RecordError, decode, encode
+from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord, RefusalsFoldedRecord
+
+Entry = AnyEvent | LineUnion
+_INPUTS: Final = (RequestArrived, AbortRequested, StepPlanned, StepCompleted, EngineStarted, ResponseSent)
+_EVENTS: Final = msgspec.json.Decoder(AnyEvent)
+
+
+class _Diverged(Exception):
+    def __init__(self, divergence: Divergence) -> None:
+        super().__init__(divergence.why)
+        self.divergence = divergence
+
+
+class _RecordEnds(Exception):
+    """The journal has no further line, or lacks events from here on."""
+
+
+def replay(path: Path) -> ReplayReport:
+    """Run the journal at `path` again. Raises JournalError when it cannot be read or configured."""
+    reader = JournalReader(path)
+    tape = _Tape(reader)
+    tape.skip_headers()
+    entry = tape.peek()
+    if entry is None or not isinstance(entry[1], EngineStarted):
+        raise JournalError(f"{path}: a replay needs the engine's first event, EngineStarted; this begins later")
+    comparer = _Comparer(tape)
+    driver = _Driver(entry[1], comparer, path)
+    divergence = _run(tape, driver, comparer)
+    unchecked, missing = 0, comparer.missing
+    if divergence is None and missing is None:
+        unchecked, missing = tape.unchecked()
+    return ReplayReport(
+        verdict="diverged" if divergence else "incomplete" if missing else "identical",
+        events=comparer.hash.events,
+        steps=driver.steps,
+        hash=comparer.hash.hexdigest(),
+        checkpoints=comparer.checkpoints,
+        unchecked=unchecked,
+        torn=str(reader.torn) if reader.torn else None,
+        note=f"{missing.missing} events after seq {missing.after_seq} never reached the journal" if missing else "",
+        divergence=divergence,
+    )
+
+
+def _run(tape: _Tape, driver: _Driver, comparer: _Comparer) -> Divergence | None:
+    """Feed input after input until the record ends or the replay leaves it."""
+    try:
+        while (found := tape.next_input()) is not None:
+            line, event = found
+            try:
+                driver.feed(event)
+            except (_Diverged, _RecordEnds, JournalError):
+                raise
+            except Exception as error:  # an altered input can break the scheduler anywhere: that is the finding
+                why = f"the scheduler fails on the recorded input: {type(error).__name__}: {error}"
+                raise _Diverged(difference(line, b"", why)) from error
+            if tape.holds(line):
+                why = f"the journal has a {type(event).__name__} here that the replay does not produce"
+                raise _Diverged(difference(line, b"", why))
+            comparer.settle()
+    except _Diverged as error:
+        return error.divergence
+    except _RecordEnds:
+        pass
+    return None
+
+
+class _Tape:
+    """The journal's lines with look-ahead: the `now` of a step stands behind the decisions it led to."""
+
+    def __init__(self, reader: JournalReader) -> None:
+        self._lines: Iterator[tuple[Line, Entry]] = reader.read(_decode)
+        self._ahead: deque[tuple[Line, Entry]] = deque()
+
+    def peek(self, place: int = 0) -> tuple[Line, Entry] | None:
+        """The line `place` further on; None at the end."""
+        while len(self._ahead) <= place:
+            read = next(self._lines, None)
+            if read is None:
+                return None
+            self._ahead.append(read)
+        return self._ahead[place]
+
+    def pop(self) -> None:
+        self._ahead.popleft()
+
+    def skip_headers(self) -> None:
+        while (entry := self.peek()) is not None and isinstance(entry[1], HeaderRecord):
+            self.pop()
+
+    def next_input(self) -> tuple[Line, AnyEvent] | None:
+        """The next line that is an input of the core; None when none follows, or a hole comes first."""
+        place = 0
+        while (entry := self.peek(place)) is not None:
+            line, value = entry
+            if isinstance(value, EventsMissingRecord):
+                return None
+            if isinstance(value, _INPUTS):
+                return line, value
+            place += 1
+        return None
+
+    def holds(self, line: Line) -> bool:
+        """Whether `line` was not consumed yet."""
+        return any(ahead is line for ahead, _ in self._ahead)
+
+    def unchecked(self) -> tuple[int, EventsMissingRecord | None]:
+        """Events after the last input, up to the end or to the first hole, and that hole."""
+        events = 0
+        while (entry := self.peek()) is not None:
+            if isinstance(entry[1], EventsMissingRecord):
+                return events, entry[1]
+            events += not isinstance(entry[1], LineUnion)
+            self.pop()
+        return events, None
+
+
+def _decode(raw: bytes) -> Entry:
+    """Events as the engine's own structs, so that encoding them again gives comparable bytes."""
+    # Tags of events are capitalised, those of the journal's own lines are not.
+    if raw[9:10].isupper():
+        try:
+            return _EVENTS.decode(raw)
+        except msgspec.MsgspecError as error:
+            raise RecordError(str(error)) from error
+    record = decode(raw)
+    if not isinstance(record, LineUnion):
+        raise RecordError(f"{record.type} is not written as the engine writes it")
+    return record
+
+
+class _Driver:
+    """Feeds recorded inputs to a fresh scheduler. `LLMEngine.step` makes the same calls around an executor."""
+
+    def __init__(self, started: EngineStarted, comparer: _Comparer, path: Path) -> None:
+        self._scheduler = Scheduler(_config(started, path), num_pages=started.num_pages, sink=comparer)
+        self.steps = 0
+
+    def feed(self, event: AnyEvent) -> None:
+        scheduler = self._scheduler
+        match event:
+            case RequestArrived():
+                scheduler.add(_arrival(event), event.t_ns)
+            case AbortRequested():
+                scheduler.abort(event.rid, event.t_ns, detail=event.detail)
+            case StepPlanned():
+                # An allocation miss is decided outside the core, so what happened is an input as well.
+                scheduler.kv.allocation_fault = (lambda _: True) if event.claim_failed else None
+                scheduler.prepare(event.t_ns)
+                scheduler.commit(scheduler.plan(event.t_ns))
+                self.steps += 1
+            case StepCompleted():
+                plan = scheduler.state.in_flight
+                if plan is None:
+                    raise LawBroken(f"step {event.step} is completed, but none is in flight")
+                scheduler.apply(plan, StepOutcome(event.step, event.rows, event.times, event.failed))
+                scheduler.complete(event.times)
+            case EngineStarted() | ResponseSent():
+                # Not the scheduler's, but they take a number from the same sequence.
+                seq, _, _ = scheduler.publisher.head()
+                scheduler.publisher.emit(msgspec.structs.replace(event, seq=seq))
+
+
+def _config(started: EngineStarted, path: Path) -> EngineConfig:
+    """The parts of the recorded configuration that decide anything."""
+    recorded: dict[str, Any] = msgspec.json.decode(started.config)
+    try:
+        scheduler = SchedulerConfig.model_validate(recorded["scheduler"] | _capacity(started))
+        cache = CacheConfig.model_validate(recorded["cache"] | {"page_size": started.page_size})
+        return EngineConfig(scheduler=scheduler, cache=cache)
+    except KeyError as error:
+        raise JournalError(f"{path}: the recorded configuration has no section {error}") from error
+    except ValidationError as error:
+        raise JournalError(f"{path}: this version cannot take the recorded configuration: {error}") from error
+
+
+def _capacity(started: EngineStarted) -> dict[str, Any]:
+    return {"max_running_requests": started.max_running_requests}
+
+
+def _arrival(event: RequestArrived) -> Arrival:
+    return Arrival(
+        rid=event.rid,
+        prompt_len=event.prompt_len,
+        max_new_tokens=event.requested_new_tokens,
+        page_keys=event.page_keys,
+        head32_key=event.head32_key,
+        ignore_eos=event.ignore_eos,
+        priority=event.priority,
+        routing_key=event.routing_key,
+        accepted_ns=event.accepted_ns,
+        trace_id=event.trace_id,
+        parent_span_id=event.parent_span_id,
+    )
+
+
+class _Comparer:
+    """The sink of the replayed scheduler: folds and hashes as the journal did, and compares line by line."""
+
+    def __init__(self, tape: _Tape) -> None:
+        self._tape = tape
+        self._encoder = msgspec.json.Encoder()
+        self._folder = RefusalFolder()
+        self.hash = EventHash()
+        self.checkpoints = 0
+        self.missing: EventsMissingRecord | None = None
+
+    def emit(self, event: AnyEvent) -> None:
+        self.settle()
+        if self._tape.peek() is None:
+            raise _RecordEnds
+        encoded = self._encoder.encode(event)
+        folded, written = self._folder.push(event)
+        if folded is not None:
+            self._expect(encode(folded), "folded refusals")
+        if written:
+            self._expect(encoded, type(event).__name__)
+        if not isinstance(event, ResponseSent):
+            self.hash.add(encoded)
+
+    def settle(self) -> None:
+        """Take what stands between two events: headers of segments, holes, checkpoints and the folds before them."""
+        self._tape.skip_headers()
+        folds = 0
+        while (entry := self._tape.peek(folds)) is not None and isinstance(entry[1], RefusalsFoldedRecord):
+            folds += 1
+        match entry:
+            case (_, EventsMissingRecord() as missing) if folds == 0:
+                self.missing = missing
+                raise _RecordEnds
+            case (line, CheckpointRecord() as checkpoint) if checkpoint.events <= self.hash.events:
+                self._check(line, checkpoint)
+                self.settle()
+
+    def _check(self, line: Line, checkpoint: CheckpointRecord) -> None:
+        for fold in self._folder.flush():
+            self._expect(encode(fold), "folded refusals")
+        ahead = self._tape.peek()
+        assert ahead is not None, "the checkpoint was seen ahead"
+        if ahead[0] is not line:
+            raise _Diverged(difference(ahead[0], b"", "the journal counts refusals that the replay does not make"))
+        replayed = checkpoint.model_copy(update={"events": self.hash.events, "hash": self.hash.hexdigest()})
+        if replayed != checkpoint:
+            raise _Diverged(difference(line, encode(replayed), "the running hash differs: a folded refusal changed"))
+        self.checkpoints += 1
+        self._tape.pop()
+
+    def _expect(self, replayed: bytes, what: str) -> None:
+        entry = self._tape.peek()
+        if entry is None:
+            raise _RecordEnds
+        line, _ = entry
+        if line.raw != replayed:
+            raise _Diverged(difference(line, replayed, f"the replay's {what} differs from the record"))
+        self._tape.pop()
+
+
+__all__ = ["Divergence", "ReplayReport", "render", "replay"]

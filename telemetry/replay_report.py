@@ -1,0 +1,121 @@
+"""Report of a replay. Owns: what a replay found, as a value and as text."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+
+from telemetry.journal_reader import Line
+
+
+class FieldDifference(BaseModel):
+    """One field that differs; None stands for null, and for a field that one side does not have."""
+
+    model_config = ConfigDict(frozen=True)
+
+    field: str
+    recorded: Any
+    replayed: Any
+
+
+class Divergence(BaseModel):
+    """The first place where the replay leaves the record.
+
+    where     file:line of the journal
+    why       one sentence
+    recorded  the journal's line; empty when it has none
+    replayed  the replay's line; empty when it has none
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    where: str
+    seq: int | None
+    step: int | None
+    why: str
+    recorded: str = ""
+    replayed: str = ""
+    fields: tuple[FieldDifference, ...] = ()
+
+
+class ReplayReport(BaseModel):
+    """What a replay found.
+
+    verdict      identical: everything that was recorded came out again, to the end or to the tear.
+                 incomplete: identical up to where the journal lacks events. diverged: see `divergence`.
+    events       core events that came out identical; `hash` covers exactly these
+    checkpoints  recorded hashes that agreed
+    unchecked    recorded events after the last input (a step cut off in the middle): nothing to compare them with
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    verdict: Literal["identical", "incomplete", "diverged"]
+    events: int
+    steps: int
+    hash: str
+    checkpoints: int
+    unchecked: int = 0
+    torn: str | None = None
+    note: str = ""
+    divergence: Divergence | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 identical, 1 diverged, 2 incomplete."""
+        return {"identical": 0, "diverged": 1, "incomplete": 2}[self.verdict]
+
+
+def difference(line: Line, replayed: bytes, why: str) -> Divergence:
+    """Two lines where one should be: every field that differs. `replayed` empty: the replay made nothing."""
+    left = msgspec.json.decode(line.raw)
+    right = msgspec.json.decode(replayed) if replayed else {}
+    names = dict.fromkeys([*left, *right])
+    fields = tuple(
+        FieldDifference(field=name, recorded=left.get(name), replayed=right.get(name))
+        for name in names
+        if left.get(name) != right.get(name)
+    )
+    return Divergence(
+        where=str(line),
+        seq=left.get("seq"),
+        step=left.get("step", left.get("last_step")),
+        why=why,
+        recorded=line.raw.decode(),
+        replayed=replayed.decode(),
+        fields=fields if replayed else (),
+    )
+
+
+def render(report: ReplayReport) -> str:
+    """The report for a terminal."""
+    out = []
+    if report.divergence is None:
+        out.append(
+            f"{report.verdict}, {report.events:,} events, {report.steps:,} steps, hash {report.hash} "
+            f"({report.checkpoints} recorded checkpoints agree)"
+        )
+    else:
+        out += _render_divergence(report.divergence, report)
+    if report.note:
+        out.append(f"not replayed further: {report.note}")
+    if report.torn:
+        out.append(f"the journal ends early: {report.torn}")
+    if report.unchecked:
+        out.append(f"{report.unchecked} events of a step that was cut off have nothing to be compared with")
+    return "\n".join(out)
+
+
+def _render_divergence(divergence: Divergence, report: ReplayReport) -> list[str]:
+    place = f"{divergence.where} (step {divergence.step}, seq {divergence.seq})"
+    out = [f"diverged at {place} after {report.events:,} identical events", divergence.why]
+    if divergence.fields:
+        width = max(len(difference.field) for difference in divergence.fields)
+        out += [f"  {d.field:<{width}}  recorded {d.recorded!r}  replayed {d.replayed!r}" for d in divergence.fields]
+    if divergence.recorded:
+        out.append(f"recorded: {divergence.recorded}")
+    if divergence.replayed:
+        out.append(f"replayed: {divergence.replayed}")
+    return out
