@@ -165,6 +165,8 @@ def _commit_decode(state: SchedulerState, plan: StepPlan, publisher: Publisher) 
         left = len(plan.decodes) + len(plan.retractions) - index - 1
         state.evicted_in_step += kv.evict_until_free(kv.pages_ceil(RETRACT_DECODE_STEPS * left))
         state.evicted_in_step += kv.evict_until_free(needed_pages(state.running, kv.page_size))
+    if plan.retractions:
+        state.running = [state.requests[rid] for rid in plan.decodes]
     if plan.decodes:
         _claim_decode(state, state.running)
     state.last_extend_tokens = 0

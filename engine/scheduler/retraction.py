@@ -34,7 +34,7 @@ def needed_pages(running: Sequence[Request], page_size: int) -> int:
 
 
 class RetractionPlan(NamedTuple):
-    """Victims in order, who stays, and the new ratio."""
+    """Victims in order, who stays (in the ranked order, which the running list then keeps), and the new ratio."""
 
     victims: tuple[Retraction, ...]
     staying: tuple[Request, ...]
@@ -68,7 +68,7 @@ def plan_retraction(
             break
     if needed_pages([running[index] for index in ranked], kv.page_size) > room:
         push_back(ranked.pop(), aborted=not (guarded and continuation_waits))
-    staying = tuple(running[index] for index in sorted(ranked))
+    staying = tuple(running[index] for index in ranked)
     outputs = sum(request.output_len for request in staying)
     limits = sum(request.max_new_tokens for request in staying)
     ratio = min(1.0, (outputs + RETRACT_DECODE_STEPS * len(staying)) / (limits + 1))

@@ -177,7 +177,7 @@ class Scheduler:
                 fallback_threshold=state.config.lpm_fallback_threshold,
             )
             state.ordering = order_queue(state.config.schedule_policy, inputs)
-            state.order_calls += 1
+            state.order_calls += bool(state.waiting)  # the reference counts calls with a queue only
 
     def plan(self, now_ns: int) -> StepPlan:
         """What the next step does. Pure: reads state, writes nothing."""

@@ -31,7 +31,6 @@ def config_of(raw: dict[str, Any], *, guards: bool) -> EngineConfig:
         max_prefill_tokens=raw["max_prefill_tokens"],
         chunked_prefill_size=raw["chunked_prefill_size"],
         max_running_requests=raw["max_running_requests"],
-        prefill_max_requests=raw.get("prefill_max_requests"),
         schedule_policy=Policy(raw["policy"]),
         lpm_fallback_threshold=128,
         enable_mixed_chunk=raw["enable_mixed_chunk"],
@@ -39,6 +38,8 @@ def config_of(raw: dict[str, Any], *, guards: bool) -> EngineConfig:
         clip_max_new_tokens=raw["clip_max_new_tokens"],
         guards=guards,
     )
+    # A limit of 0 is recorded, though a server refuses it; model_copy does not validate.
+    scheduler = scheduler.model_copy(update={"prefill_max_requests": raw.get("prefill_max_requests")})
     # model_construct skips the check chunk >= page, which the reference does not make.
     cache = CacheConfig(page_size=raw["page_size"], enable_radix=raw.get("radix", True))
     return EngineConfig.model_construct(
@@ -71,6 +72,8 @@ class Virtual:
         self.scheduler = Scheduler(
             config, num_pages=scenario["config"]["kv_pool_tokens"] // self.page_size, sink=NullSink()
         )
+        # Recorded single passes hold requests that intake would clip or refuse.
+        self.scheduler.largest_output = lambda prompt_len: 1 << 40  # type: ignore[method-assign]
         ratio = scenario["config"].get("new_token_ratio")
         if ratio is not None:
             self.scheduler.state.ratio = ratio
@@ -83,7 +86,7 @@ class Virtual:
         ids = tokens_of(spec["tokens"])
         keys = self.store.add(rid, ids, params)
         self.specs[rid] = spec
-        request = self.scheduler.add(
+        self.scheduler.add(
             Arrival(
                 rid=rid,
                 prompt_len=len(ids),
@@ -95,7 +98,6 @@ class Virtual:
             ),
             0,
         )
-        request.max_new_tokens = spec["max_new_tokens"]  # recorded single passes hold requests that intake would clip
 
     def token(self, rid: str) -> int:
         """The next output token of a request."""
