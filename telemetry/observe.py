@@ -19,17 +19,8 @@ PAGE_STATES: Final = ("free", "private", "protected", "evictable")
 
 #: Why a waiting request waits; exactly one at every moment.
 BLOCKERS: Final = (
-    "compute",
-    "chunk",
-    "kv_now",
-    "kv_total",
-    "rows",
-    "chunk_slot",
-    "order",
-    "cold_prefix",
-    "engine_busy",
-    "delay",
-    "prefill_max",
+    *("compute", "chunk", "kv_now", "kv_total", "rows", "chunk_slot"),
+    *("order", "cold_prefix", "engine_busy", "delay", "prefill_max"),
 )
 
 #: The parts that time to first token is cut into, in the order they first occur.
@@ -87,8 +78,7 @@ class EngineStatus(Head):
     promised_tokens    reserved for the future output of running requests
     tokens_per_s       output tokens over the last `rate_window_s` seconds
     prefill_tokens_per_s  computed prompt tokens over the same window
-    violations         by law id, only those above zero
-    invariants_checked whether a checker runs at all
+    violations         by law id, only those above zero; `invariants_checked`: whether a checker runs at all
     """
 
     version: str
@@ -327,7 +317,7 @@ class Timeline(Value):
 
     parts_ns      TTFT_PARTS; they add up to ttft_ns exactly, once the first byte (with no listener: first token) is out
     blockers_ns   they add up to parts_ns["queue"] + refused_between_ns exactly
-    ttft_ns       accept to first byte written; to the first token applied while no byte is known
+    ttft_ns       accept to first byte written, or to the first token when no stream is known
     gaps_ns       between consecutive tokens, oldest first, the latest 1,024
     """
 

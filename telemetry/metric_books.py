@@ -1,0 +1,140 @@
+"""The books. Owns: numbers of metric families as flat lists of ints, and what the front end's threads count."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from engine.errors import RefusalCause
+from telemetry.metric_catalog import CATALOG, FRONT_END, OTHER, Metric
+
+
+class Books:
+    """Counters, gauges and histograms of some families as one list of ints; `at` maps (name, label value) to a cell."""
+
+    def __init__(self, families: tuple[Metric, ...]) -> None:
+        self.at: dict[tuple[str, str], int] = {}
+        self.bounds: dict[int, list[float]] = {}
+        size = 0
+        for metric in families:
+            for value in metric.values:
+                self.at[metric.name, value] = size
+                if metric.kind == "histogram":
+                    self.bounds[size] = [bound * metric.scale for bound in metric.bounds]
+                size += metric.width
+        self.cells = [0] * size
+        #: Increments below zero: dropped, because a counter must not fall, and counted.
+        self.refused = 0
+
+    def cell(self, name: str, value: str = "") -> int:
+        """First cell of a family for a label value; KeyError when the catalogue has no such pair."""
+        return self.at[name, value]
+
+    def add(self, cell: int, amount: int) -> None:
+        """Raise a counter."""
+        if amount < 0:
+            self.refused += 1
+        else:
+            self.cells[cell] += amount
+
+    def observe(self, cell: int, value: int, count: int = 1) -> None:
+        """`count` observations of `value`, in stored units (nanoseconds for times). Below zero: dropped and counted."""
+        if value < 0 or count < 0:
+            self.refused += 1
+            return
+        bounds = self.bounds[cell]
+        self.cells[cell + bisect_left(bounds, value)] += count
+        self.cells[cell + len(bounds) + 1] += value * count
+
+
+class CheckerCounts(Protocol):
+    """What an invariant checker counts; the maps only grow in value, and may lack entries that are zero."""
+
+    @property
+    def checks_by_group(self) -> Mapping[str, int]: ...
+
+    @property
+    def violations_by_id(self) -> Mapping[str, int]: ...
+
+    @property
+    def ns_by_tier(self) -> Mapping[int, int]: ...
+
+    @property
+    def internal_errors(self) -> int: ...
+
+
+class SinkCounts(Protocol):
+    """What one sink says about itself."""
+
+    @property
+    def component(self) -> str: ...
+
+    @property
+    def accepted(self) -> int: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+    @property
+    def errors(self) -> int: ...
+
+
+class FrontEndMetrics:
+    """What the HTTP layer counts: an observer for the server. Any thread."""
+
+    def __init__(self) -> None:
+        self._books = Books(tuple(metric for metric in CATALOG if metric.name in FRONT_END))
+        self._lock = threading.Lock()
+        cell = self._books.cell
+        self._received = cell("requests_received_total")
+        self._disconnects = cell("client_disconnects_total")
+        self._send = cell("stream_send_seconds")
+        self._first_bytes: deque[tuple[str, int]] = deque(maxlen=65_536)
+
+    def on_received(self) -> None:
+        """A request reached a generating route, whatever becomes of it."""
+        with self._lock:
+            self._books.cells[self._received] += 1
+
+    def on_rejected(self, cause: RefusalCause | str) -> None:
+        """A request was turned away; an unknown cause is counted as `other`."""
+        at = self._books.at
+        cell = at.get(("requests_rejected_total", str(cause)), at["requests_rejected_total", OTHER])
+        with self._lock:
+            self._books.cells[cell] += 1
+
+    def on_disconnect(self) -> None:
+        """A client went away before its response was complete."""
+        with self._lock:
+            self._books.cells[self._disconnects] += 1
+
+    def on_stream_send(self, ns: int) -> None:
+        """One write to a stream took `ns` nanoseconds."""
+        with self._lock:
+            self._books.observe(self._send, ns)
+
+    def on_first_byte(self, rid: str, t_ns: int) -> None:
+        """The first byte of a response was written. Without this, TTFT is known only when the response is complete."""
+        self._first_bytes.append((rid, t_ns))
+
+    def take_first_bytes(self) -> list[tuple[str, int]]:
+        """First bytes since the last call; for the engine thread, without a lock."""
+        taken = []
+        while self._first_bytes:
+            taken.append(self._first_bytes.popleft())
+        return taken
+
+    def snapshot(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(self._books.cells)
+
+    @property
+    def refused(self) -> int:
+        return self._books.refused
+
+    @property
+    def at(self) -> dict[tuple[str, str], int]:
+        return self._books.at

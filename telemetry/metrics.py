@@ -1,0 +1,282 @@
+"""Metrics. Owns: the numbers behind `/metrics`, counted on the engine thread and read by anyone.
+
+`MetricsSink` keeps every number in one flat list of ints that only the engine thread writes, and publishes it as a
+tuple, by reference, after each event that closes something; so a reader sees whole events and takes no lock. What
+threads of the front end count lies in a list of its own behind a lock that the engine thread never takes. What others
+count (checker, sinks) is asked for at scrape time, by `telemetry.exposition`.
+"""
+
+from __future__ import annotations
+
+from engine.clock import Clock
+from engine.config import EngineConfig
+from engine.events import (
+    AdmissionDecided,
+    AnyEvent,
+    EngineStarted,
+    RequestArrived,
+    RequestTransitioned,
+    ResponseSent,
+    StepCompleted,
+    StepPlanned,
+)
+from engine.request import RequestState
+from engine.scheduler.decision import ADMITTED
+from telemetry.metric_books import Books, FrontEndMetrics
+from telemetry.metric_catalog import CATALOG, FRONT_END, LEDGERS, NS, LiveState
+from telemetry.observe import TTFT_PARTS
+from telemetry.request_timeline import RequestTimeline
+from telemetry.timeline import TimelineTracker
+
+
+class MetricsSink:
+    """Counts events. Runs on the engine thread; `snapshot` and the front end's hooks are for any thread.
+
+    clock              the engine's, for ages at scrape time
+    expects_responses  a server reports first bytes; see `TimelineTracker`
+    """
+
+    def __init__(self, *, clock: Clock, expects_responses: bool = False) -> None:
+        self.clock = clock
+        self.front_end = FrontEndMetrics()
+        self.build: dict[str, str] | None = None
+        self._books = Books(tuple(metric for metric in CATALOG if metric.name not in FRONT_END))
+        self._timeline = TimelineTracker(self, expects_responses=expects_responses)
+        self._page_size = 1
+        self._max_rows = 0
+        self._wall_offset_ns = 0
+        self._last_applied_ns = 0
+        self._idle_since_ns: int | None = None
+        self._plan: StepPlanned | None = None
+        self._busy_before = False
+        self._admitted_step = -1
+        self._published: tuple[int, ...] = tuple(self._books.cells)
+        #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
+        self.oldest_waiting_ns: int | None = None
+
+    @property
+    def at(self) -> dict[tuple[str, str], int]:
+        """Cell of each (family, label value) in `snapshot`."""
+        return self._books.at
+
+    @property
+    def refused_increments(self) -> int:
+        """Increments below zero that were dropped: each is a fault of this code or of an event."""
+        return self._books.refused + self.front_end.refused
+
+    @property
+    def timeline(self) -> TimelineTracker:
+        return self._timeline
+
+    @property
+    def idle_since_ns(self) -> int | None:
+        return self._idle_since_ns
+
+    def snapshot(self) -> tuple[int, ...]:
+        """Every number the engine thread counts, as of the last closed event."""
+        return self._published
+
+    def emit(self, event: AnyEvent) -> None:
+        """Count one event."""
+        kind = type(event)
+        if kind is AdmissionDecided:
+            self._decided(event)  # type: ignore[arg-type]  # `kind is` does not narrow, and is the fastest test
+        self._timeline.apply(event)
+        if kind is StepPlanned:
+            self._planned(event)  # type: ignore[arg-type]
+        elif kind is StepCompleted:
+            self._completed(event)  # type: ignore[arg-type]
+        elif kind is RequestTransitioned:
+            self._transitioned(event)  # type: ignore[arg-type]
+        elif kind is RequestArrived:
+            self._arrived(event)  # type: ignore[arg-type]
+        elif kind is ResponseSent:
+            self._publish(event.t_ns)
+        elif kind is EngineStarted:
+            self._started(event)  # type: ignore[arg-type]
+
+    def _set(self, name: str, value: int, label: str = "") -> None:
+        self._books.cells[self._books.at[name, label]] = value
+
+    def _add(self, name: str, amount: int = 1, label: str = "") -> None:
+        self._books.add(self._books.at[name, label], amount)
+
+    def _observe(self, name: str, value: int, label: str = "", count: int = 1) -> None:
+        self._books.observe(self._books.at[name, label], value, count)
+
+    def _started(self, event: EngineStarted) -> None:
+        self._page_size = event.page_size
+        self._max_rows = event.max_running_requests
+        self._wall_offset_ns = event.wall_ns - event.t_ns
+        self._last_applied_ns = event.t_ns
+        self._idle_since_ns = event.t_ns
+        self.build = {
+            "version": event.version,
+            "model": event.model,
+            "attention_backend": event.attention_backend,
+            "page_size": str(event.page_size),
+        }
+        scheduler = EngineConfig.model_validate_json(event.config).scheduler
+        pool = event.num_pages * event.page_size
+        limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size or 0, pool, pool, self._max_rows)
+        for ledger, limit in zip(LEDGERS, limits, strict=True):
+            self._set("ledger_limit_tokens", limit, ledger)
+        self._set("kv_pages_capacity", event.num_pages)
+        self._set("kv_pages", event.num_pages, "free")
+        self._publish(event.t_ns)
+
+    def _arrived(self, event: RequestArrived) -> None:
+        if self._idle_since_ns is not None:
+            self._add("idle_seconds_total", max(event.t_ns - self._idle_since_ns, 0))
+            self._idle_since_ns = None
+        self._add_waiting_tokens(event.prompt_len)
+        self._publish(event.t_ns)
+
+    def _add_waiting_tokens(self, tokens: int) -> None:
+        self._books.cells[self._books.at["waiting_tokens", ""]] += tokens
+
+    def _transitioned(self, event: RequestTransitioned) -> None:
+        if event.target is RequestState.FINISHED:
+            self._publish(event.t_ns)
+
+    def _decided(self, event: AdmissionDecided) -> None:
+        self._add("admissions_total", 1, event.reason)
+        for overdraft in event.overdrafts:
+            self._add("overdrafts_total", 1, overdraft)
+        if event.reason not in ADMITTED:
+            return
+        self._admitted_step = event.step
+        self._add("selected_tokens_total", event.selected_extend, "computed")
+        if not event.is_continuation:
+            self._add("selected_tokens_total", event.prefix_len, "cached")
+        self._observe("chunk_tokens", event.selected_extend)
+        clipped = event.candidate_extend - event.selected_extend
+        if clipped > 0:
+            # Only the chunk ledger cuts: a request that another ledger cannot hold is refused, not cut.
+            self._add("clipped_tokens_total", clipped, "chunk")
+
+    def _planned(self, event: StepPlanned) -> None:
+        self._plan = event
+        if event.pass_end is not None:
+            self._add("pass_ends_total", 1, event.pass_end.stopped_by)
+            self._add("not_considered_total", event.pass_end.not_considered)
+        if event.budget_close is not None:
+            left = event.budget_close
+            self._set("ledger_remaining_tokens", left.rem_input, "compute")
+            self._set("ledger_remaining_tokens", left.rem_chunk or 0, "chunk")
+            self._set("ledger_remaining_tokens", left.remaining_current, "kv_now")
+            self._set("ledger_remaining_tokens", round(left.remaining_total), "kv_total")
+            self._set("ledger_remaining_tokens", max(self._max_rows - event.num_running, 0), "rows")
+        for retraction in event.retractions:
+            self._add("retractions_total", 1, retraction.cause)
+            self._add("retracted_tokens_total", retraction.output_len, "output")
+            self._add("retracted_tokens_total", max(retraction.lost_tokens - retraction.output_len, 0), "prompt")
+        self._add("retractions_total", len(event.preempted), "priority")
+        for guard in event.guards:
+            self._add("guard_activations_total", 1, guard)
+        if event.claim_failed:
+            self._add("kv_claim_failures_total", 1, "prefill" if self._admitted_step == event.step else "decode")
+        self._add("kv_pages_evicted_total", event.evicted_pages)
+        self._set("new_token_ratio", round(event.new_token_ratio * NS))
+        self._set("promised_pages", round(1000 * event.promised_tokens / self._page_size))
+        self._set("waiting_tokens", event.waiting_tokens)
+        self._pages(event.pages)
+
+    def _pages(self, pages: tuple[int, int, int, int]) -> None:
+        start = self._books.at["kv_pages", "free"]
+        self._books.cells[start : start + 4] = pages
+
+    def _completed(self, event: StepCompleted) -> None:
+        kind, times, plan = event.kind, event.times, self._plan
+        self._add("steps_total", 1, kind)
+        self._observe("step_seconds", times.applied_ns - times.started_ns, kind)
+        self._phases(event)
+        if plan is not None and plan.step == event.step:
+            tokens = len(plan.decodes)
+            for row in plan.prefills:
+                tokens += row.extend_len
+            self._observe("step_tokens", tokens, kind)
+            self._observe("step_requests", len(plan.prefills) + len(plan.decodes), kind)
+        self._add("generation_tokens_total", 0 if event.failed else len(event.rows))
+        self._pages(event.pages)
+        self._set("heartbeat_timestamp_seconds", event.t_ns + self._wall_offset_ns)
+        for rid, t_ns in self.front_end.take_first_bytes():
+            self._timeline.first_byte(rid, t_ns)
+        self._publish(event.t_ns)
+
+    def _phases(self, event: StepCompleted) -> None:
+        times = event.times
+        cuts = (
+            ("drain", times.started_ns, times.plan_from_ns),
+            ("plan", times.plan_from_ns, times.planned_ns),
+            ("commit", times.planned_ns, times.committed_ns),
+            ("prepare", times.committed_ns, times.launched_ns),
+            ("forward_wait", times.launched_ns, times.ready_ns),
+            ("apply", times.ready_ns, times.applied_ns),
+        )
+        for phase, start, end in cuts:
+            self._add("step_phase_seconds_total", end - start, phase)
+        outside = times.started_ns - self._last_applied_ns
+        if outside > 0:
+            # Between two steps: handing outputs over while there is work, waiting for work otherwise.
+            self._add("step_phase_seconds_total", outside, "publish" if self._busy_before else "idle")
+        self._last_applied_ns = times.applied_ns
+        self._busy_before = bool(event.num_waiting or event.num_running)
+
+    def _publish(self, t_ns: int) -> None:
+        """Bring gauges and integrals up to date and let readers have them."""
+        timeline, cells = self._timeline, self._books.cells
+        queue = timeline.queue
+        queue.advance(t_ns)
+        start = self._books.at["waiting_by_blocker", "compute"]
+        cells[start : start + len(queue.counts)] = queue.counts
+        start = self._books.at["waiting_request_seconds_total", "compute"]
+        cells[start : start + len(queue.waited_ns)] = queue.waited_ns
+        waiting = len(queue.waiting)
+        at = self._books.at["requests", LiveState.WAITING]
+        cells[at : at + len(LiveState)] = (
+            waiting - queue.retracted,
+            timeline.prefilling,
+            timeline.decoding,
+            queue.retracted,
+            len(timeline.emitting),
+        )
+        self.oldest_waiting_ns = queue.oldest_ns()
+        if not waiting:
+            self._set("waiting_tokens", 0)
+        if not timeline.live:
+            self._set("promised_pages", 0)
+        if self._idle_since_ns is None and not timeline.live:
+            self._idle_since_ns = t_ns
+        self._published = tuple(cells)
+
+    def on_admitted(self, request: RequestTimeline) -> None:
+        queue_ns = request.queue_ns
+        if queue_ns is not None:
+            self._observe("queue_time_seconds", queue_ns)
+        cached = request.cached_len or 0
+        self._add("prompt_tokens_total", cached, "cached")
+        self._add("prompt_tokens_total", request.prompt_len - cached, "computed")
+
+    def on_first_token(self, request: RequestTimeline) -> None:
+        self._observe("request_chunks", len(request.chunks))
+
+    def on_ttft(self, request: RequestTimeline) -> None:
+        assert request.ttft_ns is not None, "announced without a value"
+        self._observe("time_to_first_token_seconds", request.ttft_ns)
+        for at, part in enumerate(TTFT_PARTS):
+            self._books.observe(self._books.at["ttft_component_seconds", part], request.parts[at])
+        self._add("ttft_residual_seconds_total", abs(request.ttft_ns - sum(request.parts)))
+
+    def on_gaps(self, gap_ns: int, count: int) -> None:
+        self._observe("inter_token_latency_seconds", gap_ns, count=count)
+
+    def on_finished(self, request: RequestTimeline) -> None:
+        assert request.finish is not None, "announced before its end"
+        assert request.finished_ns is not None, "announced before its end"
+        self._add("requests_finished_total", 1, request.finish)
+        self._observe("request_duration_seconds", request.finished_ns - request.accepted_ns, request.finish)
+        self._observe("request_retractions", request.num_retractions)
+        tokens = len(request.token_ns)
+        if tokens > 1:
+            self._observe("time_per_output_token_seconds", (request.token_ns[-1] - request.token_ns[0]) // (tokens - 1))

@@ -1,0 +1,180 @@
+"""The queue as a listener sees it. Owns: the blocker of each waiting request, and how long each blocker held anyone.
+
+After a pass, the requests it refused are held by what refused them and all others by `order`; so only the refused ones
+of this pass and of the last, and the newcomers, change. That keeps a pass O(what it looked at) with any queue length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.events import AdmissionDecided, StepPlanned
+from engine.scheduler.decision import Reason
+from engine.scheduler.plan import PassEnd
+from telemetry.blockers import ENGINE_BUSY, OF_REASON, ORDER
+from telemetry.observe import BLOCKERS
+from telemetry.request_timeline import Held, RequestTimeline
+
+
+class QueueWatch:
+    """Waiting requests and their blockers.
+
+    waiting      by rid, in order of arrival; a retracted request goes to the end
+    counts       waiting requests by blocker
+    waited_ns    integral of `counts` over time, up to the last change or pass
+    passes       passes made so far
+    """
+
+    def __init__(self, *, keep_spans: bool) -> None:
+        self._keep_spans = keep_spans
+        self.waiting: dict[str, RequestTimeline] = {}
+        self.counts = [0] * len(BLOCKERS)
+        self.waited_ns = [0] * len(BLOCKERS)
+        self._came_back: dict[str, None] = {}
+        self.passes = 0
+        self.last_pass: PassEnd | None = None
+        self.last_pass_step = 0
+        self._newcomers: dict[str, None] = {}
+        self._refused: dict[str, None] = {}
+        self._at_ns = 0
+
+    @property
+    def retracted(self) -> int:
+        """Waiting requests that had been admitted before."""
+        return len(self._came_back)
+
+    def advance(self, t_ns: int) -> None:
+        """Move the integrals to `t_ns`; an earlier time changes nothing."""
+        delta = t_ns - self._at_ns
+        if delta <= 0:
+            return
+        self._at_ns = t_ns
+        if self.waiting:
+            for at, count in enumerate(self.counts):
+                if count:
+                    self.waited_ns[at] += count * delta
+
+    def oldest_ns(self) -> int | None:
+        """When the longest-waiting request came to the queue for the first time; None when nobody waits.
+
+        Requests that arrived in order stand in order, and retracted ones, which came earlier, at the end: so the first
+        and the retracted are the only candidates.
+        """
+        if not self.waiting:
+            return None
+        oldest = next(iter(self.waiting.values())).enqueued_ns
+        if self.retracted:
+            oldest = min([oldest, *(self.waiting[rid].enqueued_ns for rid in self._came_back)])
+        return oldest
+
+    def enter(self, request: RequestTimeline, t_ns: int) -> None:
+        """`request` came (back) to the queue: nobody has looked at it, so the engine itself is in its way."""
+        self.advance(t_ns)
+        self.waiting[request.rid] = request
+        if request.admitted_ns is not None:
+            self._came_back[request.rid] = None
+        self.counts[ENGINE_BUSY] += 1
+        self._newcomers[request.rid] = None
+        request.blocker = ENGINE_BUSY
+        request.blocker_since_ns = max(t_ns, request.cursor_ns)
+        request.blocker_passes = self.passes
+        request.reason = None
+
+    def leave(self, request: RequestTimeline, t_ns: int) -> None:
+        """`request` was admitted, or ended, at `t_ns`."""
+        if request.rid not in self.waiting or request.blocker is None:
+            return
+        self.advance(t_ns)
+        del self.waiting[request.rid]
+        self._close(request, t_ns)
+        self.counts[request.blocker] -= 1
+        self._came_back.pop(request.rid, None)
+        self._newcomers.pop(request.rid, None)
+        self._refused.pop(request.rid, None)
+        request.blocker = None
+
+    def apply_pass(self, event: StepPlanned, decisions: Iterable[AdmissionDecided], admitted: set[str]) -> None:
+        """Give every waiting request the blocker that this pass found, touching only those it changes."""
+        end = event.pass_end
+        assert end is not None, "a step without a pass decides nothing"
+        t_ns = event.t_ns
+        self.advance(t_ns)
+        refused: dict[str, tuple[int, Reason]] = {}
+        for decision in decisions:
+            if decision.rid in self.waiting and decision.rid not in admitted:
+                # Admitted, and still waiting: the pages were not there at commit, so the whole pass was put back.
+                reason = decision.reason if decision.reason in OF_REASON else Reason.PARKED_BY_GUARD
+                refused[decision.rid] = (OF_REASON[reason], reason)
+        self._add_stopper(end, refused)
+        # Retractions of this step came to the queue after its pass: they are newcomers to the next one.
+        late = {victim.rid for victim in event.retractions}.union(event.preempted)
+        for rid in [*self._refused, *self._newcomers]:
+            if rid not in refused and rid not in late:
+                self._set(self.waiting[rid], ORDER, None, t_ns)
+        for rid, (blocker, reason) in refused.items():
+            self._set(self.waiting[rid], blocker, reason, t_ns)
+        self.passes += 1
+        self.last_pass, self.last_pass_step = end, event.step
+        self._refused = dict.fromkeys(refused)
+        self._newcomers = {rid: None for rid in late if rid in self.waiting}
+
+    def _add_stopper(self, end: PassEnd, refused: dict[str, tuple[int, Reason]]) -> None:
+        """The request at which the pass ended without an examination: no row, or the full flag, or a spent budget."""
+        if end.stopped_by is Reason.QUEUE_END or end.stopped_by not in OF_REASON or not self.waiting:
+            return
+        if end.stopped_by is Reason.FULL_FLAG_SET:
+            # The flag only repeats what an earlier pass found: whoever was refused then is still held by that.
+            for rid in self._refused:
+                request = self.waiting[rid]
+                if rid not in refused and request.blocker is not None and request.reason is not None:
+                    refused[rid] = (request.blocker, request.reason)
+            if refused:
+                return
+        rid = end.rid
+        if rid is None and end.stop == "skipped":
+            rid = next(iter(self.waiting))
+        if rid is not None and rid in self.waiting and rid not in refused:
+            refused[rid] = (OF_REASON[end.stopped_by], end.stopped_by)
+
+    def _set(self, request: RequestTimeline, blocker: int, reason: Reason | None, t_ns: int) -> None:
+        if request.blocker == blocker and request.reason == reason:
+            return
+        assert request.blocker is not None, "a waiting request always has a blocker"
+        self._close(request, t_ns)
+        self.counts[request.blocker] -= 1
+        self.counts[blocker] += 1
+        request.blocker = blocker
+        request.blocker_passes = self.passes
+        request.reason = reason
+
+    def refuse_continuation(self, request: RequestTimeline, blocker: int, reason: Reason, t_ns: int) -> None:
+        """A pass kept back a request that is between two chunks; it is not waiting, so it is not in `counts`."""
+        self.close_refusal(request, t_ns)
+        request.mark(request.phase, t_ns)
+        request.blocker = blocker
+        request.blocker_since_ns = request.cursor_ns
+        request.blocker_passes = self.passes
+        request.reason = reason
+
+    def close_refusal(self, request: RequestTimeline, t_ns: int) -> None:
+        """End the stretch that `refuse_continuation` began, if one is open."""
+        if request.blocker is None or request.rid in self.waiting:
+            return
+        before = request.blocker_since_ns
+        self._close(request, t_ns)
+        request.refused_between_ns += request.blocker_since_ns - before
+        request.blocker = request.reason = None
+
+    def _close(self, request: RequestTimeline, t_ns: int) -> None:
+        """Charge the stretch since the blocker was set to it."""
+        assert request.blocker is not None, "no stretch is open"
+        start, end = request.blocker_since_ns, max(t_ns, request.blocker_since_ns)
+        target = request.blockers if request.first_token_ns is None else request.late_blockers
+        target[request.blocker] += end - start
+        request.blocker_since_ns = end
+        if self._keep_spans and end > start:
+            who, reason = None, request.reason
+            if request.blocker == ORDER and self.last_pass is not None:
+                who, reason = self.last_pass.rid, self.last_pass.stopped_by
+            passes = self.passes - request.blocker_passes
+            request.held.append(Held(start, end, request.blocker, reason, who, passes))

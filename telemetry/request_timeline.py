@@ -1,0 +1,171 @@
+"""One request's timeline. Owns: the times, parts and blockers of one request, as `telemetry.timeline` fills them in."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections import deque
+from typing import Final, NamedTuple
+
+from engine.events import AdmissionDecided, RequestArrived
+from engine.request import FinishReason, RequestState
+from engine.scheduler.decision import Reason
+from telemetry.observe import BLOCKERS, TTFT_PARTS
+
+INTAKE, QUEUE, PREPARE, CHUNK_FORWARD, COMMIT, BETWEEN, EMIT = range(len(TTFT_PARTS))
+#: Spans of waiting and decisions kept for one request; a request that waits for hours keeps its latest.
+KEPT: Final = 256
+
+
+class Held(NamedTuple):
+    """One stretch of waiting under one blocker. `who` and `reason` of `order` are those of the last pass in it."""
+
+    start_ns: int
+    end_ns: int
+    blocker: int
+    reason: Reason | None
+    who: str | None
+    passes: int
+
+
+class Chunk:
+    """One prefill chunk. Times in nanoseconds, None until reached; `applied_ns` stays None when its step failed."""
+
+    __slots__ = (
+        "admitted_ns",
+        "applied_ns",
+        "decode_rows",
+        "extend_len",
+        "is_last",
+        "launched_ns",
+        "prefix_len",
+        "ready_ns",
+        "step",
+    )
+
+    def __init__(self, *, step: int, prefix_len: int, extend_len: int, is_last: bool, now: int, decodes: int) -> None:
+        self.step = step
+        self.prefix_len = prefix_len
+        self.extend_len = extend_len
+        self.is_last = is_last
+        self.admitted_ns = now
+        self.decode_rows = decodes
+        self.launched_ns: int | None = None
+        self.ready_ns: int | None = None
+        self.applied_ns: int | None = None
+
+
+class RequestTimeline:
+    """What is known about one request. Times in nanoseconds of the engine clock.
+
+    parts      indexed like TTFT_PARTS; closed at the first token, but for `emit`
+    blockers   indexed like BLOCKERS; waiting and refused continuation before the first token
+    late_blockers  the same for waiting after the first token (retracted while decoding)
+    held       each closed stretch of waiting, the latest KEPT
+    token_ns   when each token was applied; complete only after `TimelineTracker.settle_tokens`
+    """
+
+    __slots__ = (
+        "accepted_ns",
+        "admitted_ns",
+        "blocker",
+        "blocker_passes",
+        "blocker_since_ns",
+        "blockers",
+        "cached_len",
+        "chunks",
+        "computed_len",
+        "cursor_ns",
+        "decided",
+        "decisions",
+        "decisions_left_out",
+        "enqueued_ns",
+        "finish",
+        "finished_ns",
+        "first_byte_ns",
+        "first_token_ns",
+        "held",
+        "last_byte_ns",
+        "last_token_ns",
+        "late_blockers",
+        "matched_len",
+        "max_new_tokens",
+        "num_retractions",
+        "output_len",
+        "parts",
+        "phase",
+        "priority",
+        "prompt_len",
+        "reason",
+        "refused_between_ns",
+        "response_done",
+        "rid",
+        "run_from",
+        "runs",
+        "state",
+        "token_ns",
+        "trace_id",
+        "ttft_ns",
+    )
+
+    def __init__(self, event: RequestArrived) -> None:
+        self.rid = event.rid
+        self.prompt_len = event.prompt_len
+        self.max_new_tokens = event.max_new_tokens
+        self.priority = event.priority
+        self.trace_id = event.trace_id
+        # A caller without a server has no moment of acceptance of its own.
+        self.accepted_ns = min(event.accepted_ns or event.t_ns, event.t_ns)
+        self.enqueued_ns = event.t_ns
+        self.cursor_ns = self.accepted_ns
+        self.phase = INTAKE
+        self.parts = [0] * len(TTFT_PARTS)
+        self.blockers = [0] * len(BLOCKERS)
+        self.late_blockers = [0] * len(BLOCKERS)
+        self.refused_between_ns = 0
+        self.state = RequestState.WAITING
+        self.num_retractions = 0
+        self.cached_len: int | None = None
+        self.computed_len = 0
+        self.output_len = 0
+        self.matched_len = 0
+        self.blocker: int | None = None
+        self.blocker_since_ns = event.t_ns
+        self.blocker_passes = 0
+        self.reason: Reason | None = None
+        self.decided: AdmissionDecided | None = None
+        self.decisions: deque[AdmissionDecided] = deque(maxlen=KEPT)
+        self.decisions_left_out = 0
+        self.held: deque[Held] = deque(maxlen=KEPT)
+        self.chunks: list[Chunk] = []
+        self.admitted_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.first_byte_ns: int | None = None
+        self.last_token_ns: int | None = None
+        self.last_byte_ns: int | None = None
+        self.finished_ns: int | None = None
+        self.ttft_ns: int | None = None
+        self.finish: FinishReason | None = None
+        self.response_done = False
+        self.run_from: int | None = None
+        self.runs: list[tuple[int, int]] = []
+        self.token_ns: array[int] = array("q")
+
+    def mark(self, part: int, t_ns: int) -> None:
+        """Charge the time since the cursor to `part`; an instant before the cursor charges nothing."""
+        if t_ns > self.cursor_ns:
+            self.parts[part] += t_ns - self.cursor_ns
+            self.cursor_ns = t_ns
+
+    @property
+    def is_retracted(self) -> bool:
+        return self.state is RequestState.WAITING and self.admitted_ns is not None
+
+    @property
+    def queue_ns(self) -> int | None:
+        """Enqueued to first admission; None while it has not been admitted."""
+        return None if self.admitted_ns is None else self.admitted_ns - self.enqueued_ns
+
+    def gaps_ns(self) -> list[int]:
+        """Time between consecutive tokens, oldest first."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.token_ns)]

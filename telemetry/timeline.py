@@ -1,0 +1,361 @@
+"""Timelines. Owns: what happened to each request and when, built from events alone, in exact integer nanoseconds.
+
+Each request has one cursor that only moves forward. Every named instant (admitted, launched, ready, applied, first
+byte) charges the stretch since the cursor to one part, so the parts of time to first token add up to it, and a
+retraction adds to `queue` instead of clearing anything. While a request waits it has exactly one blocker; a stretch
+under one blocker is closed only when the blocker changes, so a pass costs as much as it changes, however many wait.
+
+Not thread-safe: one listener owns one `TimelineTracker` and feeds it every event in order.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from engine.events import (
+    AdmissionDecided,
+    AnyEvent,
+    RequestArrived,
+    RequestTransitioned,
+    ResponseSent,
+    StepCompleted,
+    StepPlanned,
+)
+from engine.request import Cause, FinishReason, RequestState
+from engine.scheduler.decision import Reason
+from engine.scheduler.plan import StepKind
+from telemetry.blockers import CHUNK, KV_NOW, OF_REASON
+from telemetry.queue_watch import QueueWatch
+from telemetry.request_timeline import (
+    BETWEEN,
+    CHUNK_FORWARD,
+    COMMIT,
+    EMIT,
+    INTAKE,
+    KEPT,
+    PREPARE,
+    QUEUE,
+    Chunk,
+    RequestTimeline,
+)
+
+#: Emptied responses may never be reported (a caller without a server): beyond this many, the oldest are let go.
+KEPT_EMITTING: Final = 4096
+_TRIM_AT: Final = 1 << 16
+
+_FINISH: Final = {
+    Cause.STOP: FinishReason.STOP,
+    Cause.LENGTH: FinishReason.LENGTH,
+    Cause.ABORT: FinishReason.ABORT,
+    Cause.ERROR: FinishReason.ERROR,
+    Cause.NEVER_FITS: FinishReason.REFUSED,
+    Cause.KV_POOL_EXHAUSTED: FinishReason.LENGTH,
+}
+
+
+class TimelineListener(Protocol):
+    """Who is told what a timeline shows, as soon as it is known."""
+
+    def on_admitted(self, request: RequestTimeline) -> None:
+        """First admission."""
+
+    def on_first_token(self, request: RequestTimeline) -> None:
+        """First token applied."""
+
+    def on_ttft(self, request: RequestTimeline) -> None:
+        """Time to first token is final: `ttft_ns` and all parts."""
+
+    def on_gaps(self, gap_ns: int, count: int) -> None:
+        """`count` requests each waited `gap_ns` between two tokens."""
+
+    def on_finished(self, request: RequestTimeline) -> None:
+        """The request ended; its tokens and chunks are complete. Its response may still be on the way."""
+
+
+class TimelineTracker:
+    """All timelines of one engine, and the queue with its blockers.
+
+    expects_responses  a server reports first bytes (`on_first_byte` or ResponseSent). Without one, time to first token
+                       ends when the token is applied and nothing is ever `emitting`.
+    keep_detail        keep decisions and spans per request (the read model does; metrics do not need them)
+    """
+
+    def __init__(self, listener: TimelineListener, *, expects_responses: bool, keep_detail: bool = False) -> None:
+        self._listener = listener
+        self._expects_responses = expects_responses
+        self._keep_detail = keep_detail
+        self.live: dict[str, RequestTimeline] = {}
+        self.emitting: dict[str, RequestTimeline] = {}
+        self.queue = QueueWatch(keep_spans=keep_detail)
+        self.prefilling = 0
+        self.decoding = 0
+        self._plans: dict[int, StepPlanned] = {}
+        self._closing: list[RequestTimeline] = []
+        self._decisions: list[AdmissionDecided] = []
+        self._group: tuple[str, ...] = ()
+        self._times: list[int] = []
+        self._base = 0
+
+    def apply(self, event: AnyEvent) -> None:
+        """Take one event."""
+        kind = type(event)
+        if kind is AdmissionDecided:
+            self._decided(event)  # type: ignore[arg-type]  # `kind is` does not narrow, and is much the fastest test
+        elif kind is StepPlanned:
+            self._planned(event)  # type: ignore[arg-type]
+        elif kind is StepCompleted:
+            self._completed(event)  # type: ignore[arg-type]
+        elif kind is RequestTransitioned:
+            self._transitioned(event)  # type: ignore[arg-type]
+        elif kind is RequestArrived:
+            self._arrived(event)  # type: ignore[arg-type]
+        elif kind is ResponseSent:
+            self._response(event)  # type: ignore[arg-type]
+
+    def first_byte(self, rid: str, t_ns: int) -> None:
+        """The server wrote the first byte of a response; earlier news than ResponseSent, which comes at the end."""
+        request = self.live.get(rid) or self.emitting.get(rid)
+        if request is not None:
+            self._first_byte(request, t_ns)
+
+    def settle_tokens(self, request: RequestTimeline) -> None:
+        """Bring `request.token_ns` up to date."""
+        for start, end in request.runs:
+            request.token_ns.extend(self._times[start - self._base : end - self._base])
+        request.runs.clear()
+        if request.run_from is not None:
+            end = self._base + len(self._times)
+            request.token_ns.extend(self._times[request.run_from - self._base :])
+            request.run_from = end
+
+    def _arrived(self, event: RequestArrived) -> None:
+        request = RequestTimeline(event)
+        self.live[event.rid] = request
+        request.mark(INTAKE, event.t_ns)
+        request.phase = QUEUE
+        self.queue.enter(request, event.t_ns)
+
+    def _transitioned(self, event: RequestTransitioned) -> None:
+        request = self.live.get(event.rid)
+        if request is None:
+            return
+        request.computed_len, request.output_len = event.computed_len, event.output_len
+        request.num_retractions = event.num_retractions
+        if event.cause is Cause.ADMIT:
+            self._admitted(request, event.t_ns)
+        elif event.target is RequestState.WAITING and event.source is not None:
+            self._back_to_queue(request, event.t_ns)
+        elif event.target is RequestState.FINISHED:
+            self._ended(request, event)
+        self._set_state(request, event.target)
+
+    def _set_state(self, request: RequestTimeline, state: RequestState) -> None:
+        self.prefilling += (state is RequestState.PREFILL) - (request.state is RequestState.PREFILL)
+        self.decoding += (state is RequestState.DECODE) - (request.state is RequestState.DECODE)
+        request.state = state
+
+    def _admitted(self, request: RequestTimeline, t_ns: int) -> None:
+        if request.phase != QUEUE:
+            return
+        self.queue.leave(request, t_ns)
+        if request.first_token_ns is None:
+            request.mark(QUEUE, t_ns)
+        request.phase = PREPARE
+        self._set_state(request, RequestState.PREFILL)
+        if request.admitted_ns is None:
+            request.admitted_ns = t_ns
+            # Read from the decision, so once per request: refused examinations before it found hits too.
+            request.cached_len = request.decided.prefix_len if request.decided is not None else 0
+            self._listener.on_admitted(request)
+
+    def _back_to_queue(self, request: RequestTimeline, t_ns: int) -> None:
+        self.queue.close_refusal(request, t_ns)
+        if request.first_token_ns is None:
+            request.mark(request.phase, t_ns)
+        request.phase = QUEUE
+        self.queue.enter(request, t_ns)
+
+    def _ended(self, request: RequestTimeline, event: RequestTransitioned) -> None:
+        if request.phase == QUEUE:
+            self.queue.leave(request, event.t_ns)
+            if request.first_token_ns is None:
+                request.mark(QUEUE, event.t_ns)
+        self.queue.close_refusal(request, event.t_ns)
+        request.finish = _FINISH[event.cause]
+        request.finished_ns = event.t_ns
+        if self._plans:
+            # The token that ended it is reported by the StepCompleted that follows.
+            self._closing.append(request)
+        else:
+            self._close(request)
+
+    def _decided(self, event: AdmissionDecided) -> None:
+        self._decisions.append(event)
+        request = self.live.get(event.rid)
+        if request is None:
+            return
+        request.decided = event
+        request.matched_len = event.prefix_len
+        if self._keep_detail:
+            request.decisions_left_out += len(request.decisions) == KEPT
+            request.decisions.append(event)
+
+    def _planned(self, event: StepPlanned) -> None:
+        self._flush_closing()
+        decisions, self._decisions = self._decisions, []
+        if event.kind is not StepKind.IDLE:
+            self._plans[event.step] = event
+        admitted = set()
+        for row in event.prefills:
+            admitted.add(row.rid)
+            request = self.live.get(row.rid)
+            if request is None:
+                continue
+            if request.phase == BETWEEN:
+                self.queue.close_refusal(request, event.t_ns)
+                if request.first_token_ns is None:
+                    request.mark(BETWEEN, event.t_ns)
+                request.phase = PREPARE
+            else:
+                self._admitted(request, event.t_ns)
+            request.chunks.append(
+                Chunk(
+                    step=event.step,
+                    prefix_len=row.prefix_len,
+                    extend_len=row.extend_len,
+                    is_last=row.is_last,
+                    now=event.t_ns,
+                    decodes=len(event.decodes),
+                )
+            )
+        if event.pass_end is not None:
+            self._refused_continuations(decisions, admitted, event.t_ns)
+            self.queue.apply_pass(event, decisions, admitted)
+
+    def _refused_continuations(self, decisions: list[AdmissionDecided], admitted: set[str], t_ns: int) -> None:
+        for decision in decisions:
+            if decision.is_continuation and decision.rid not in admitted:
+                request = self.live.get(decision.rid)
+                if request is not None and request.phase == BETWEEN and request.first_token_ns is None:
+                    # A guard parks it for want of pages, or because decode rows left nothing of the chunk ledger.
+                    no_slice = decision.reason is Reason.PARKED_BY_GUARD and (decision.have or 0) <= 0
+                    blocker = CHUNK if no_slice else OF_REASON.get(decision.reason, KV_NOW)
+                    self.queue.refuse_continuation(request, blocker, decision.reason, t_ns)
+
+    def _completed(self, event: StepCompleted) -> None:
+        plan = self._plans.pop(event.step, None)
+        times = event.times
+        launched, ready = times.launched_ns or event.t_ns, times.ready_ns or event.t_ns
+        applied = times.applied_ns or event.t_ns
+        for row in plan.prefills if plan is not None else ():
+            request = self.live.get(row.rid)
+            if request is None or request.phase == QUEUE:
+                continue
+            chunk = request.chunks[-1]
+            chunk.launched_ns, chunk.ready_ns = launched, ready
+            chunk.applied_ns = None if event.failed else applied
+            if request.first_token_ns is None:
+                request.mark(PREPARE, launched)
+                request.mark(CHUNK_FORWARD, ready)
+                request.mark(COMMIT, applied)
+            request.phase = EMIT if row.is_last else BETWEEN
+        if event.rows and not event.failed:
+            self._tokens(tuple([row.rid for row in event.rows]), applied)
+        self._flush_closing()
+
+    def _tokens(self, rids: tuple[str, ...], t_ns: int) -> None:
+        """Every request in `rids` got one token at `t_ns`. Those that also got one in the step before share one gap."""
+        times = self._times
+        if rids == self._group:
+            self._listener.on_gaps(t_ns - times[-1], len(rids))
+            times.append(t_ns)
+            return
+        index = self._base + len(times)
+        before, now = set(self._group), set(rids)
+        for rid in self._group:
+            if rid not in now and (request := self.live.get(rid)) is not None:
+                self._close_run(request, index)
+        shared = 0
+        for rid in rids:
+            request = self.live.get(rid)
+            if request is None:
+                continue
+            if rid in before and request.run_from is not None:
+                shared += 1
+                continue
+            if request.last_token_ns is not None:
+                self._listener.on_gaps(t_ns - request.last_token_ns, 1)
+            request.run_from = index
+            if request.first_token_ns is None:
+                self._first_token(request, t_ns)
+        if shared:
+            self._listener.on_gaps(t_ns - times[-1], shared)
+        times.append(t_ns)
+        self._group = rids
+        if len(times) >= _TRIM_AT:
+            self._trim()
+
+    def _close_run(self, request: RequestTimeline, index: int) -> None:
+        """`request` got no token at `index`: its run of tokens in consecutive steps ended before."""
+        if request.run_from is not None and request.run_from < index:
+            request.runs.append((request.run_from, index))
+            request.last_token_ns = self._times[index - 1 - self._base]
+        request.run_from = None
+
+    def _trim(self) -> None:
+        """Forget shared token times after handing them to whom they belong; amortised O(1) per token."""
+        for request in self.live.values():
+            self.settle_tokens(request)
+            if len(request.token_ns):
+                request.last_token_ns = request.token_ns[-1]
+        last = self._times[-1]
+        self._base += len(self._times) - 1
+        self._times = [last]
+
+    def _first_token(self, request: RequestTimeline, t_ns: int) -> None:
+        request.mark(COMMIT, t_ns)
+        request.first_token_ns = t_ns
+        self._listener.on_first_token(request)
+        if request.first_byte_ns is not None:
+            self._first_byte(request, request.first_byte_ns)
+        elif not self._expects_responses:
+            request.ttft_ns = t_ns - request.accepted_ns
+            self._listener.on_ttft(request)
+
+    def _first_byte(self, request: RequestTimeline, t_ns: int) -> None:
+        request.first_byte_ns = t_ns
+        if request.first_token_ns is None or request.ttft_ns is not None:
+            return
+        # A response that is not streamed has its first byte after its last token: its TTFT ends with the token.
+        streamed = request.finished_ns is None or t_ns < request.finished_ns or request.output_len <= 1
+        if streamed:
+            request.mark(EMIT, t_ns)
+        request.ttft_ns = request.cursor_ns - request.accepted_ns
+        self._listener.on_ttft(request)
+
+    def _flush_closing(self) -> None:
+        closing, self._closing = self._closing, []
+        for request in closing:
+            self._close(request)
+
+    def _close(self, request: RequestTimeline) -> None:
+        self.settle_tokens(request)
+        request.run_from = None
+        if len(request.token_ns):
+            request.last_token_ns = request.token_ns[-1]
+        request.output_len = max(request.output_len, len(request.token_ns))
+        del self.live[request.rid]
+        if self._expects_responses and not request.response_done:
+            self.emitting[request.rid] = request
+            if len(self.emitting) > KEPT_EMITTING:
+                del self.emitting[next(iter(self.emitting))]
+        self._listener.on_finished(request)
+
+    def _response(self, event: ResponseSent) -> None:
+        request = self.live.get(event.rid) or self.emitting.pop(event.rid, None)
+        if request is None:
+            return
+        request.response_done = True
+        request.last_byte_ns = event.last_byte_ns
+        if event.first_byte_ns is not None:
+            self._first_byte(request, event.first_byte_ns)
