@@ -88,6 +88,8 @@ class LLMEngine:
         self._dead: str | None = None
         self._was_idle = True
         self.steps_done = 0
+        #: Steps that computed something: what tells progress from spinning.
+        self.work_steps = 0
         #: Text of the last executor failure, for logs; the events carry only that it failed.
         self.last_failure: BaseException | None = None
         self._publish_start(version, engine_id, wall_ns)
@@ -216,6 +218,7 @@ class LLMEngine:
         scheduler.complete(msgspec.structs.replace(outcome.times, applied_ns=clock.now_ns()))
         self._was_idle = plan.kind is StepKind.IDLE and not scheduler.state.has_work
         self.steps_done += 1
+        self.work_steps += plan.kind is not StepKind.IDLE
         return outputs
 
     def _execute(self, plan: StepPlan) -> tuple[StepResult | None, int]:
