@@ -91,11 +91,9 @@ class ByteTokenizer:
         return list(text.encode("utf-8"))
 
     def token_bytes(self, token_id: int) -> bytes:
-        if 0 <= token_id < _BYTES:
-            return bytes([token_id])
         if token_id in self._eos_token_ids or token_id == _BYTES or not 0 <= token_id < self._vocab_size:
             return b""
-        return b" %d" % token_id
+        return bytes([token_id]) if token_id < _BYTES else b" %d" % token_id
 
     def decode(self, ids: Sequence[int], *, continues: bool = False) -> str:
         return decode_with(self, ids, continues)

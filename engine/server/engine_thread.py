@@ -1,0 +1,377 @@
+"""EngineThread. Owns: the one thread that touches the engine, and the traffic between it and the event loop.
+
+In: messages through the mailbox, handled between steps. Out: one hop to the event loop per step, with all its outputs.
+Whatever happens to the engine, every request that was submitted gets exactly one answer: a refusal or an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from engine.clock import Clock, MonotonicClock
+from engine.errors import EngineDead, RefusalCause, RequestRefused
+from engine.kvcache.snapshot import SchedulerSnapshot
+from engine.llm_engine import EngineRequest, TokenOutput
+from engine.request import FinishReason
+from engine.server.api_errors import QueueFull
+from engine.server.mailbox import Abort, Add, Call, Mailbox, Message, Sent, Shutdown
+from engine.server.reply import Reply
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+#: Longest sleep of an idle loop, hence the age a heartbeat may have while nothing is wrong.
+_IDLE_S: Final = 0.25
+#: Pause after a step that did nothing although requests wait, so that a stuck engine does not burn a core.
+_NO_PROGRESS_S: Final = 0.005
+#: Time that an engine gets after its drain deadline to hand out the ends of aborted requests.
+_ABORT_GRACE_NS: Final = 5_000_000_000
+
+
+class StepEngine(Protocol):
+    """The part of LLMEngine that this thread drives."""
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def is_dead(self) -> bool: ...
+    @property
+    def steps_done(self) -> int: ...
+    @property
+    def work_steps(self) -> int: ...
+
+    def add_request(self, request: EngineRequest, /) -> None: ...
+    def abort_request(self, rid: str, detail: str = "") -> bool: ...
+    def step(self) -> list[TokenOutput]: ...
+    def snapshot(self) -> SchedulerSnapshot: ...
+    def record_response(
+        self,
+        rid: str,
+        first_byte_ns: int | None,
+        last_byte_ns: int | None,
+        bytes_sent: int,
+        worst_send_ns: int,
+        disconnected: bool,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What other threads may know, replaced whole after each turn of the loop. Times are monotonic nanoseconds.
+
+    heartbeat_ns      the loop turned
+    progress_ns       tokens were computed or a request ended; or there was nothing to do
+    last_token_ns     a token came out; 0 before the first
+    """
+
+    heartbeat_ns: int
+    progress_ns: int
+    last_token_ns: int
+    steps: int
+    waiting: int
+    running: int
+    has_work: bool
+    in_step: bool = False
+    dead: str = ""
+    draining: bool = False
+    stopped: bool = False
+
+
+class EngineThread:
+    """Runs an engine on a thread of its own. Everything public but `status` and `call` belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        *,
+        max_queued_requests: int,
+        max_running_requests: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock or MonotonicClock()
+        self._max_queued = max_queued_requests
+        self._max_running = max_running_requests
+        self._mailbox = Mailbox(max_queued_requests + max_running_requests)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Event loop only:
+        self._replies: dict[str, Reply] = {}
+        self._refusing: Exception | None = None
+        # Engine thread only:
+        self._live: set[str] = set()
+        self._fresh = 0  # requests added since the last step: no pass has looked at them yet
+        self._step_again = False
+        self._deadline_ns: int | None = None
+        self._aborted_all = False
+        self._progress_ns = self._last_token_ns = self._clock.now_ns()
+        self._last_token_ns = 0
+        self._work_seen = -1
+        self.status = self._status()
+
+    # --- event loop -------------------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin stepping; outputs go to `loop`."""
+        self._loop = loop
+        self._thread.start()
+
+    @property
+    def queue_limit(self) -> int:
+        """Requests that one submission may hold at most: more could never be accepted."""
+        return self._max_queued
+
+    @property
+    def open_replies(self) -> int:
+        """Engine requests that have had no end yet, as the event loop sees them."""
+        return len(self._replies)
+
+    async def submit(self, requests: Sequence[EngineRequest]) -> Reply:
+        """Hand over requests, all or none, and wait until the engine has taken them.
+
+        Raises RequestRefused (QueueFull with the depth) or EngineDead.
+        """
+        if self._refusing is not None:
+            raise self._refusing.with_traceback(None)
+        reply = Reply(request.rid for request in requests)
+        if not self._mailbox.post(Add(tuple(requests), reply)):
+            if self.status.stopped:
+                raise EngineDead("the engine thread has ended")
+            raise QueueFull(self.status.waiting + self._mailbox.pending_requests, self._max_queued)
+        for request in requests:
+            self._replies[request.rid] = reply
+        try:
+            await reply.accepted
+        except asyncio.CancelledError:
+            self.abort(reply.live_rids, "cancelled")
+            raise
+        except (RequestRefused, EngineDead):
+            self._forget(request.rid for request in requests)
+            raise
+        return reply
+
+    def abort(self, rids: Sequence[str], detail: str = "") -> None:
+        """Ask for the end of these requests; their ends still come through their reply."""
+        if rids:
+            self._mailbox.post(Abort(tuple(rids), detail))
+
+    def record_response(self, sent: Sent) -> None:
+        """Tell the engine's listeners what was written; lost when the engine is gone."""
+        self._mailbox.post(sent)
+
+    def call(self, function: Callable[[], _T]) -> Future[_T]:
+        """Run `function` on the engine thread between two steps. From any thread."""
+        future: Future[_T] = Future()
+        if not self._mailbox.post(Call(function, future)):
+            future.set_exception(EngineDead("the engine thread has ended"))
+        return future
+
+    async def snapshot(self) -> SchedulerSnapshot:
+        """The scheduler's state between two steps."""
+        return await asyncio.wrap_future(self.call(self._engine.snapshot))
+
+    def begin_shutdown(self, drain_s: float) -> None:
+        """Refuse new requests; live ones may run for `drain_s` seconds, then they are aborted. Returns at once."""
+        if self._refusing is None:
+            self._refusing = RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down")
+        self._mailbox.post(Shutdown(self._clock.now_ns() + round(drain_s * 1e9)))
+
+    async def stop(self, drain_s: float) -> None:
+        """Shut down and wait for the thread; afterwards every reply has ended."""
+        self.begin_shutdown(drain_s)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, drain_s + 2 * _ABORT_GRACE_NS / 1e9)
+        self._end_all(EngineDead("the engine thread did not end in time"), FinishReason.ABORT, "shutting_down")
+
+    def _forget(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            self._replies.pop(rid, None)
+
+    def _dispatch(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            reply = self._replies.get(output.rid)
+            if reply is not None:
+                reply.deliver(output)
+                if output.finish is not None:
+                    del self._replies[output.rid]
+
+    def _end_all(self, error: Exception, finish: FinishReason, detail: str) -> None:
+        self._refusing = self._refusing or error
+        for reply in dict.fromkeys(self._replies.values()):
+            reply.fail(error, finish, detail)
+        self._replies.clear()
+
+    # --- engine thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._finished():
+                for message in self._mailbox.take(self._patience_s()):
+                    self._handle(message)
+                self._enforce_deadline()
+                if self._engine.has_work or self._step_again:
+                    self._step()
+                else:
+                    self._progress_ns = self._clock.now_ns()
+                self.status = self._status()
+            self._leave(RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), "")
+        except Exception as error:  # whatever broke, every client must still get its end
+            _log.exception("the engine stopped")
+            dead = error if isinstance(error, EngineDead) else EngineDead(f"{type(error).__name__}: {error}")
+            self._leave(dead, f"{type(error).__name__}: {error}"[:200])
+
+    def _patience_s(self) -> float:
+        """How long to wait for a message: not at all with work at hand that moves."""
+        if self._engine.has_work or self._step_again:
+            return 0.0 if self._step_again or self._engine.work_steps != self._work_seen else _NO_PROGRESS_S
+        return _IDLE_S
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Abort():
+                for rid in message.rids:
+                    self._step_again |= self._engine.abort_request(rid, message.detail)
+            case Sent():
+                for rid in message.rids:
+                    self._engine.record_response(
+                        rid,
+                        message.first_byte_ns,
+                        message.last_byte_ns,
+                        message.bytes_sent,
+                        message.worst_send_ns,
+                        message.disconnected,
+                    )
+            case Call():
+                self._call(message)
+            case Shutdown():
+                earlier = self._deadline_ns
+                self._deadline_ns = message.deadline_ns if earlier is None else min(earlier, message.deadline_ns)
+
+    def _add(self, message: Add) -> None:
+        """Take all requests or none, and say which."""
+        refusal = self._refusal(len(message.requests))
+        added: list[str] = []
+        for request in message.requests if refusal is None else ():
+            try:
+                self._engine.add_request(request)
+            except RequestRefused as error:
+                refusal = error
+                break
+            added.append(request.rid)
+        if refusal is None:
+            self._live.update(added)
+            self._fresh += len(added)
+        else:
+            for rid in added:
+                self._step_again |= self._engine.abort_request(rid, "a request of the same call was refused")
+        self._post(_settle, message.reply, refusal)
+
+    def _refusal(self, count: int) -> RequestRefused | None:
+        """Why `count` more requests cannot be taken, or None.
+
+        A request that no pass has looked at yet is not waiting for anything while a row is free, so a burst fills the
+        rows and then the queue, whether it comes within one step or not.
+        """
+        if self._deadline_ns is not None:
+            return RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down")
+        waiting = self._engine.num_waiting
+        free_rows = max(0, self._max_running - self._engine.num_running)
+        if waiting + count - min(self._fresh + count, free_rows) > self._max_queued:
+            return QueueFull(waiting, self._max_queued)
+        return None
+
+    def _call(self, message: Call) -> None:
+        if not message.future.set_running_or_notify_cancel():
+            return
+        try:
+            message.future.set_result(message.function())
+        except Exception as error:  # the caller's function: the caller gets its error
+            message.future.set_exception(error)
+
+    def _step(self) -> None:
+        self._work_seen = self._engine.work_steps
+        self.status = self._status(in_step=True)
+        self._step_again = False
+        outputs = self._engine.step()
+        self._fresh = 0
+        now = self._clock.now_ns()
+        if outputs:
+            self._live.difference_update(output.rid for output in outputs if output.finish is not None)
+            if any(output.token_id is not None for output in outputs):
+                self._last_token_ns = now
+            self._post(self._dispatch, outputs)
+        if outputs or self._engine.work_steps != self._work_seen:
+            self._progress_ns = now
+
+    def _enforce_deadline(self) -> None:
+        if self._deadline_ns is None or self._aborted_all or self._clock.now_ns() < self._deadline_ns:
+            return
+        self._aborted_all = True
+        for rid in sorted(self._live):
+            self._step_again |= self._engine.abort_request(rid, "shutting_down")
+
+    def _finished(self) -> bool:
+        """True when a shutdown was asked for and nothing is left to do, or time is up."""
+        if self._deadline_ns is None:
+            return False
+        overdue = self._clock.now_ns() > self._deadline_ns + _ABORT_GRACE_NS
+        return overdue or not (self._engine.has_work or self._step_again)
+
+    def _leave(self, error: Exception, dead: str) -> None:
+        """Last words: close the mailbox, fail what was inside, end every reply."""
+        finish = FinishReason.ERROR if dead else FinishReason.ABORT
+        for message in self._mailbox.close():
+            if isinstance(message, Call):
+                message.future.set_exception(error)
+            elif isinstance(message, Sent) and not dead:
+                self._handle(message)
+        self.status = self._status(dead=dead, stopped=True)
+        self._post(self._end_all, error, finish, "engine_dead" if dead else "shutting_down")
+
+    def _status(self, *, in_step: bool = False, dead: str = "", stopped: bool = False) -> EngineStatus:
+        engine = self._engine
+        return EngineStatus(
+            heartbeat_ns=self._clock.now_ns(),
+            progress_ns=self._progress_ns,
+            last_token_ns=self._last_token_ns,
+            steps=engine.steps_done,
+            waiting=engine.num_waiting,
+            running=engine.num_running,
+            has_work=engine.has_work,
+            in_step=in_step,
+            dead=dead,
+            draining=self._deadline_ns is not None,
+            stopped=stopped,
+        )
+
+    def _post(self, function: Callable[..., None], *args: object) -> None:
+        """One hop to the event loop; a closed loop has nobody left to tell."""
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+
+def _settle(reply: Reply, refusal: RequestRefused | None) -> None:
+    """On the event loop: tell the submitter. A submitter that was cancelled meanwhile does not listen."""
+    if reply.accepted.done():
+        return
+    if refusal is None:
+        reply.accepted.set_result(None)
+    else:
+        reply.accepted.set_exception(refusal)

@@ -1,0 +1,39 @@
+"""FrontEndObserver. Owns: what the HTTP layer tells a listener, so that telemetry can count without being known."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.errors import RefusalCause
+
+
+class FrontEndObserver(Protocol):
+    """Called on the event loop; must be quick and must not raise. One `on_received` per generation request."""
+
+    def on_received(self) -> None:
+        """A completion or chat request arrived, before anything about it was checked."""
+        ...
+
+    def on_rejected(self, cause: RefusalCause) -> None:
+        """It was turned away: received = rejected + accepted."""
+        ...
+
+    def on_disconnect(self) -> None:
+        """The client went away before its response ended."""
+        ...
+
+    def on_stream_send(self, ns: int) -> None:
+        """One write of a stream took `ns` nanoseconds."""
+        ...
+
+
+class NullObserver:
+    """Listens to nothing."""
+
+    def on_received(self) -> None: ...
+
+    def on_rejected(self, cause: RefusalCause) -> None: ...
+
+    def on_disconnect(self) -> None: ...
+
+    def on_stream_send(self, ns: int) -> None: ...

@@ -1,0 +1,204 @@
+"""Responses. Owns: writing an answer, streamed or whole, while watching whether the client is still there.
+
+A client that goes away in any phase (queued, prefill, decode, emitting) ends its requests. Every response is recorded
+when it is over, with what was really written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.clock import Clock
+from engine.errors import RefusalCause, RequestRefused
+from engine.llm_engine import TokenOutput
+from engine.request import FinishReason
+from engine.server.api_errors import ApiError, from_refusal, unavailable
+from engine.server.choices import Choice, Delta
+from engine.server.engine_thread import EngineThread
+from engine.server.intake import Intake
+from engine.server.mailbox import Sent
+from engine.server.observer import FrontEndObserver
+from engine.server.render import Envelope, usage_of
+from engine.server.reply import Reply
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class _Wire:
+    """The ASGI send channel of one response, measured. Times are nanoseconds of the clock."""
+
+    def __init__(self, send: Send, clock: Clock) -> None:
+        self._send = send
+        self._clock = clock
+        self.first_byte_ns: int | None = None
+        self.last_byte_ns: int | None = None
+        self.bytes_sent = 0
+        self.worst_send_ns = 0
+
+    async def start(self, status: int, headers: dict[str, str]) -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes, *, more: bool) -> int:
+        """Send body bytes; how long that took."""
+        began = self._clock.now_ns()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        ended = self._clock.now_ns()
+        if data:
+            self.first_byte_ns = ended if self.first_byte_ns is None else self.first_byte_ns
+            self.last_byte_ns = ended
+            self.bytes_sent += len(data)
+        self.worst_send_ns = max(self.worst_send_ns, ended - began)
+        return ended - began
+
+
+class GenerationResponse(Response):
+    """The answer to one accepted generation request."""
+
+    def __init__(
+        self,
+        *,
+        reply: Reply,
+        intake: Intake,
+        envelope: Envelope,
+        stream: bool,
+        engine_thread: EngineThread,
+        clock: Clock,
+        observer: FrontEndObserver,
+    ) -> None:
+        super().__init__()
+        self._reply = reply
+        self._choices = {choice.rid: choice for choice in intake.choices}
+        self._intake = intake
+        self._envelope = envelope
+        self._stream = stream
+        self._engine_thread = engine_thread
+        self._clock = clock
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI)
+        """Write the answer, or end the requests when the client goes first."""
+        wire = _Wire(send, self._clock)
+        work = asyncio.ensure_future(self._write_stream(wire) if self._stream else self._write_whole(wire))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        complete = False
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            complete = work.done() and _wrote_all(work)
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            # Waits for the cancellations; what they raise has been looked at above.
+            await asyncio.gather(work, gone, return_exceptions=True)
+            if not complete:
+                self._observer.on_disconnect()
+                self._engine_thread.abort(self._reply.live_rids, "client disconnected")
+                while await self._reply.batch():
+                    pass  # the record of the response follows the end of its requests
+            self._record(wire, not complete)
+
+    def _record(self, wire: _Wire, disconnected: bool) -> None:
+        """Several choices share one response: each gets its figures."""
+        self._engine_thread.record_response(
+            Sent(
+                tuple(self._choices),
+                wire.first_byte_ns,
+                wire.last_byte_ns,
+                wire.bytes_sent,
+                wire.worst_send_ns,
+                disconnected,
+            )
+        )
+
+    async def _write_whole(self, wire: _Wire) -> None:
+        wholes = {rid: Delta() for rid in self._choices}
+        while outputs := await self._reply.batch():
+            for output in outputs:
+                delta = self._choices[output.rid].push(output)
+                if delta is not None:
+                    whole = wholes[output.rid]
+                    whole.text += delta.text
+                    whole.entries += delta.entries
+                    whole.finish = delta.finish
+        choices = self._intake.choices
+        failure = next((_failure(choice) for choice in choices if choice.failure), None)
+        if failure is not None:
+            status, headers, content = failure.status, failure.headers, failure.body()
+        else:
+            rendered = [self._envelope.whole_choice(choice.index, wholes[choice.rid]) for choice in choices]
+            usage = usage_of(choices, self._intake.choices_per_prompt)
+            status, headers, content = 200, {}, self._envelope.response(rendered, usage)
+        data = msgspec.json.encode(content)
+        await wire.start(status, {"content-type": "application/json", "content-length": str(len(data)), **headers})
+        await wire.write(data, more=False)
+
+    async def _write_stream(self, wire: _Wire) -> None:
+        await wire.start(
+            200,
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+            },
+        )
+        greeted: set[str] = set()
+        while outputs := await self._reply.batch():
+            data = b"".join(self._events(outputs, greeted))
+            if data:
+                self._observer.on_stream_send(await wire.write(data, more=True))
+        tail = _DONE
+        if self._envelope.include_usage and not any(choice.failure for choice in self._intake.choices):
+            usage = usage_of(self._intake.choices, self._intake.choices_per_prompt)
+            tail = _event(self._envelope.usage_event(usage)) + _DONE
+        self._observer.on_stream_send(await wire.write(tail, more=False))
+
+    def _events(self, outputs: Sequence[TokenOutput], greeted: set[str]) -> list[bytes]:
+        """Stream events for these outputs: one per token that completes text, and one per end."""
+        events = []
+        for output in outputs:
+            choice = self._choices[output.rid]
+            delta = choice.push(output)
+            if choice.failure is not None:
+                events.append(_event(_failure(choice).body()))
+            elif delta is not None:
+                if self._envelope.is_chat and output.rid not in greeted:
+                    greeted.add(output.rid)
+                    events.append(_event(self._envelope.event([self._envelope.role_choice(choice.index)])))
+                events.append(_event(self._envelope.event([self._envelope.delta_choice(choice.index, delta)])))
+        return events
+
+
+def _wrote_all(work: asyncio.Future[None]) -> bool:
+    """True: written to its end. False: the connection broke under it. Raises what else went wrong."""
+    error = work.exception()
+    if error is None:
+        return True
+    if isinstance(error, OSError):
+        return False
+    raise error
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _failure(choice: Choice) -> ApiError:
+    """The error of a choice that the engine ended without a result."""
+    finish, detail = choice.failure or (FinishReason.ERROR, "")
+    if finish is FinishReason.REFUSED:
+        return from_refusal(RequestRefused(RefusalCause.NEVER_FITS, detail or "the request can never fit"))
+    if finish is FinishReason.ABORT:
+        return unavailable(f"the request was aborted: {detail or 'by the server'}", "aborted")
+    return unavailable(f"the engine failed: {detail or 'see its log'}", "engine_error")
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
