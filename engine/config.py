@@ -17,7 +17,10 @@ class Policy(StrEnum):
 
     FCFS = "fcfs"
     LPM = "lpm"
+    DFS_WEIGHT = "dfs-weight"
+    HRRN = "hrrn"
     SHORTEST_PREFILL_FIRST = "shortest-prefill-first"
+    LOF = "lof"
 
 
 class _Frozen(BaseModel):
@@ -40,13 +43,21 @@ class SchedulerConfig(_Frozen):
     kv_accounting: Literal["reference"] = "reference"
     """How KV memory is priced: `reference` decides exactly as SGLang 0.5.23 does."""
     lpm_fallback_threshold: int | None = Field(None, ge=1)
-    """Waiting requests beyond which lpm stops matching and keeps the present order. None: never."""
+    """Waiting requests beyond which lpm and hrrn stop matching and keep the present order. None: never."""
     enable_mixed_chunk: bool = True
     """May decode rows ride in a prefill step."""
     schedule_conservativeness: float = Field(1.0, gt=0)
     """Scales the initial new-token ratio: 0.7 x this, at most 1."""
     clip_max_new_tokens: int = Field(4096, ge=1)
     """Cap of one request's promised output, never of its output."""
+    enable_priority_scheduling: bool = False
+    """Serve more important requests first under fcfs and lof. Without it a request's priority changes nothing."""
+    low_priority_values_first: bool = False
+    """Smaller priority numbers are more important. Default: larger ones are."""
+    enable_priority_preemption: bool = False
+    """May a waiting request push back running ones that are less important."""
+    priority_preemption_threshold: int = Field(10, ge=0)
+    """Priorities must differ by more than this for a preemption."""
     guards: bool = True
     """Keep the engine from doing what the reference does wrong (docs/reference/guards.md)."""
 
@@ -63,6 +74,14 @@ class SchedulerConfig(_Frozen):
     def new_token_ratio_decay(self) -> float:
         """Taken off the ratio by each decode step that fits."""
         return (self.initial_new_token_ratio - self.min_new_token_ratio) / 600
+
+    @model_validator(mode="after")
+    def _preemption_needs_priorities(self) -> Self:
+        if self.enable_priority_preemption and not self.enable_priority_scheduling:
+            raise ValueError(
+                "scheduler.enable_priority_preemption=True needs scheduler.enable_priority_scheduling=True"
+            )
+        return self
 
 
 class CacheConfig(_Frozen):
@@ -139,6 +158,15 @@ class EngineConfig(_Frozen):
     model: ModelConfig = ModelConfig()
     executor: ExecutorConfig = ExecutorConfig()
     server: ServerConfig = ServerConfig()
+
+    @model_validator(mode="after")
+    def _spf_needs_the_tree(self) -> Self:
+        if self.scheduler.schedule_policy is Policy.SHORTEST_PREFILL_FIRST and not self.cache.enable_radix:
+            raise ValueError(
+                "scheduler.schedule_policy='shortest-prefill-first' orders by cached prefixes: it contradicts "
+                "cache.enable_radix=False"
+            )
+        return self
 
     @model_validator(mode="after")
     def _chunk_holds_a_page(self) -> Self:

@@ -175,6 +175,8 @@ class Scheduler:
                 kv=self.kv,
                 calls_before=state.order_calls,
                 fallback_threshold=state.config.lpm_fallback_threshold,
+                processed_tokens=state.processed_tokens,
+                rank=state.importance if state.config.enable_priority_scheduling else None,
             )
             state.ordering = order_queue(state.config.schedule_policy, inputs)
             state.order_calls += bool(state.waiting)  # the reference counts calls with a queue only
@@ -234,7 +236,7 @@ class Scheduler:
     def _skip_reason(self) -> str | None:
         """Rule book section 4.0: why no pass is made, None when one is. May write the full flag, as the reference."""
         state = self.state
-        if not state.running:
+        if not state.running or state.config.enable_priority_preemption:
             state.full = False
         if state.continuation is not None:
             if self._decode_turn():
@@ -243,9 +245,10 @@ class Scheduler:
         if not state.waiting:
             return "queue_empty"
         rows = min(state.config.max_running_requests - len(state.running), self.kv.free_rows)
+        preempts = state.config.enable_priority_preemption
         if state.full:
             return "full_flag"
-        if rows <= 0:
+        if rows <= 0 and not preempts:
             state.full = True
             state.full_by_rows = True
             return "rows"

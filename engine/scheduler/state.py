@@ -7,12 +7,16 @@ batch, or it is the continuation (which may also be a member of the last batch).
 
 from __future__ import annotations
 
+from typing import Final
+
 from engine.config import SchedulerConfig
 from engine.kvcache.kv_cache import KvCache
 from engine.request import Request
 from engine.scheduler.accounting import KvAccounting
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.policies import Ordering
+
+LEAST_IMPORTANT: Final = 1 << 62
 
 
 class SchedulerState:
@@ -58,6 +62,12 @@ class SchedulerState:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.last_prefill or self.continuation)
+
+    def importance(self, request: Request) -> int:
+        """Smaller is more important; a request without a priority is the least important."""
+        if request.priority is None:
+            return LEAST_IMPORTANT
+        return request.priority if self.config.low_priority_values_first else -request.priority
 
     def next_entry(self) -> int:
         self.entry_counter += 1

@@ -36,6 +36,10 @@ def config_of(raw: dict[str, Any], *, guards: bool) -> EngineConfig:
         enable_mixed_chunk=raw["enable_mixed_chunk"],
         schedule_conservativeness=raw.get("schedule_conservativeness", 1.0),
         clip_max_new_tokens=raw["clip_max_new_tokens"],
+        enable_priority_scheduling=raw.get("priority_scheduling", False),
+        low_priority_values_first=raw.get("low_priority_first", False),
+        enable_priority_preemption=raw.get("priority_preemption", False),
+        priority_preemption_threshold=raw.get("preemption_threshold") or 0,
         guards=guards,
     )
     # A limit of 0 is recorded, though a server refuses it; model_copy does not validate.
@@ -54,8 +58,8 @@ def unsupported(scenario: dict[str, Any]) -> str | None:
     config = scenario["config"]
     if config["policy"] not in SUPPORTED_POLICIES:
         return f"policy {config['policy']}"
-    if config.get("priority_scheduling"):
-        return "priority scheduling"
+    if config.get("priority_preemption"):
+        return "priority preemption"
     if not config.get("radix", True) and any(
         request.get("ignore_eos") for part in ("requests", "waiting", "running") for request in scenario.get(part, [])
     ):
@@ -74,6 +78,7 @@ class Virtual:
         )
         # Recorded single passes hold requests that intake would clip or refuse.
         self.scheduler.largest_output = lambda prompt_len: 1 << 40  # type: ignore[method-assign]
+        self.scheduler.state.processed_tokens = scenario["config"].get("processed_tokens") or 0
         ratio = scenario["config"].get("new_token_ratio")
         if ratio is not None:
             self.scheduler.state.ratio = ratio

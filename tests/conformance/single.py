@@ -63,6 +63,7 @@ def build(scenario: dict[str, Any], *, guards: bool) -> Virtual:
     for spec in scenario.get("waiting", []):
         virtual.arrive(spec)
         request = state.requests[spec["rid"]]
+        request.processed_at_entry = spec.get("arrival_processed_tokens") or 0
         for _ in range(spec.get("num_output") or 0):
             row = virtual.result(spec["rid"])
             request.output_len += 1

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.config import Policy
-from engine.scheduler.policies import fcfs, lpm, shortest_prefill_first
+from engine.scheduler.policies import dfs_weight, fcfs, hrrn, lof, lpm, shortest_prefill_first
 from engine.scheduler.policies.ordering import Ordering, OrderInputs
 
 #: policy -> (does it match the queue against the cache, the sort)
 _ORDERS: Final[dict[Policy, tuple[bool, Callable[[OrderInputs], Ordering]]]] = {
     Policy.FCFS: (False, fcfs.order),
     Policy.LPM: (True, lpm.order),
+    Policy.DFS_WEIGHT: (True, dfs_weight.order),
+    Policy.HRRN: (True, hrrn.order),
     Policy.SHORTEST_PREFILL_FIRST: (True, shortest_prefill_first.order),
+    Policy.LOF: (False, lof.order),
 }
 
 
@@ -27,7 +30,7 @@ def order_queue(policy: Policy, inputs: OrderInputs) -> Ordering:
     if matches and not inputs.kv.enable_radix and policy is not Policy.SHORTEST_PREFILL_FIRST:
         return fcfs.order(inputs)
     threshold = inputs.fallback_threshold
-    if policy is Policy.LPM and threshold is not None and len(inputs.waiting) > threshold:
+    if policy in {Policy.LPM, Policy.HRRN} and threshold is not None and len(inputs.waiting) > threshold:
         return fcfs.keep(inputs)
     return order(inputs)
 

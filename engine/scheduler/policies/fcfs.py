@@ -1,4 +1,4 @@
-"""First come, first served. Owns: the order that changes nothing, and the reference's refresh of waiting prefixes."""
+"""First come, first served. Owns: arrival order, by importance first if asked, and the refresh of waiting prefixes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ def keep(inputs: OrderInputs) -> Ordering:
     return ordered(inputs, Policy.FCFS, None)
 
 
-def order(inputs: OrderInputs) -> Ordering:
-    """No change of order; now and then the refresh."""
+def refresh(inputs: OrderInputs) -> None:
+    """Renew the stamps of waiting prefixes, now and then."""
     if inputs.kv.enable_radix and inputs.calls_before % REFRESH_EVERY_CALLS == 0:
         for request in reversed(inputs.waiting[:REFRESH_REQUESTS]):
             inputs.kv.tree.touch(request.keys.first(len(request.keys)))
+
+
+def order(inputs: OrderInputs) -> Ordering:
+    """No change of order; with priorities, sort in place by (importance, entry)."""
+    refresh(inputs)
+    rank = inputs.rank
+    if rank is not None:
+        inputs.waiting.sort(key=lambda request: (rank(request), request.entry_seq))
     return keep(inputs)

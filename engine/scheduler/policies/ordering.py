@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import msgspec
 
 from engine.config import Policy
 from engine.kvcache.kv_cache import KvCache
+from engine.kvcache.radix_cache import Node
 from engine.request import Request
 
 #: In-batch rule (rule book section 5): requests with at most this many cached tokens are compared among each other.
@@ -15,12 +17,18 @@ COLD_LIMIT_TOKENS: Final = 32
 
 
 class OrderInputs(msgspec.Struct):
-    """What a policy may read: the queue (sorted in place), the cache (stamped), how often it was asked before."""
+    """What a policy may read: the queue (sorted in place), the cache (stamped), how often it was asked before.
+
+    processed_tokens  HRRN's counter
+    rank              importance of a request, smaller first; None when priority scheduling is off
+    """
 
     waiting: list[Request]
     kv: KvCache
     calls_before: int
     fallback_threshold: int | None = None
+    processed_tokens: int = 0
+    rank: Callable[[Request], int] | None = None
 
 
 class Ordering(msgspec.Struct, frozen=True):
@@ -32,17 +40,25 @@ class Ordering(msgspec.Struct, frozen=True):
     deprioritized: tuple[str, ...] | None
 
 
-def match_queue(inputs: OrderInputs) -> set[str]:
-    """Match every waiting request in present order and set `matched_len`; returns the rids the in-batch rule puts back.
+class QueueMatch(NamedTuple):
+    """The rids that the in-batch rule puts back, and the tree node where each request's match ends."""
+
+    put_back: set[str]
+    nodes: dict[str, Node]
+
+
+def match_queue(inputs: OrderInputs) -> QueueMatch:
+    """Match every waiting request in present order and set `matched_len`.
 
     A request with few cached tokens is put back when an earlier such request of this pass shares its first 32 tokens:
     one hash per request and a set per pass decide it, no side tree (the rule only reorders).
     """
     seen_heads: set[int] = set()
     put_back: set[str] = set()
+    nodes: dict[str, Node] = {}
     page_size = inputs.kv.page_size
     for request in inputs.waiting:
-        _, pages = inputs.kv.tree.touch(request.keys.first(len(request.keys)))
+        nodes[request.rid], pages = inputs.kv.tree.touch(request.keys.first(len(request.keys)))
         matched = pages * page_size
         request.matched_len = min(matched, request.seq_len - 1)
         if matched <= COLD_LIMIT_TOKENS and request.head32_key is not None:
@@ -50,7 +66,7 @@ def match_queue(inputs: OrderInputs) -> set[str]:
                 put_back.add(request.rid)
             else:
                 seen_heads.add(request.head32_key)
-    return put_back
+    return QueueMatch(put_back, nodes)
 
 
 def ordered(inputs: OrderInputs, policy: Policy, put_back: set[str] | None) -> Ordering:

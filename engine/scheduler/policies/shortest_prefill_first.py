@@ -19,7 +19,7 @@ def uncached_work(request: Request) -> int:
 
 def order(inputs: OrderInputs) -> Ordering:
     """Sort in place by (put back, uncached work, entry)."""
-    put_back = match_queue(inputs)
+    put_back = match_queue(inputs).put_back
     inputs.waiting.sort(
         key=lambda request: (request.rid in put_back, uncached_work(request), request.entry_seq),
     )

@@ -1,0 +1,62 @@
+"""Recorded cases on disk. Owns: finding, unpacking and playing them, and the verdict on each."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from tests.conformance.build import unsupported
+from tests.conformance.single import run_pass
+from tests.conformance.trace import run_trace
+
+#: The files of this repository.
+RECORDED: Final = Path(__file__).resolve().parents[1] / "golden" / "conformance"
+
+#: Cases that the reference decides in a way that a guard forbids: id -> the guard. They run with guards off, and
+#: docs/reference/guards.md has the reason for each. None of the cases that this build can run needs it.
+NEEDS_GUARDS_OFF: Final[dict[str, str]] = {}
+
+Status = Literal["passed", "failed", "unsupported"]
+
+
+class Verdict(NamedTuple):
+    """What came of one case; `detail` is the first difference, or why it cannot run."""
+
+    case_id: str
+    status: Status
+    detail: str = ""
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Every case file of a folder, by name."""
+    return sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")], key=lambda path: path.name)
+
+
+def stem(path: Path) -> str:
+    """The name without its endings."""
+    return path.name.removesuffix(".xz").removesuffix(".jsonl")
+
+
+def cases_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The cases of one file, in order."""
+    text = lzma.decompress(path.read_bytes()).decode() if path.suffix == ".xz" else path.read_text("utf-8")
+    for line in text.splitlines():
+        if line.strip():
+            yield json.loads(line)
+
+
+def play(case: dict[str, Any], *, guards: bool | None = None) -> Verdict:
+    """Run one case. `guards` None: on, but for the cases of NEEDS_GUARDS_OFF."""
+    scenario = case["scenario"]
+    case_id = str(scenario["id"])
+    reason = unsupported(scenario)
+    if reason is not None:
+        return Verdict(case_id, "unsupported", reason)
+    if guards is None:
+        guards = case_id not in NEEDS_GUARDS_OFF
+    run = run_trace if scenario["kind"] == "trace" else run_pass
+    difference = run(case, guards=guards)
+    return Verdict(case_id, "passed") if difference is None else Verdict(case_id, "failed", str(difference))
