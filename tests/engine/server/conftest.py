@@ -1,4 +1,4 @@
-"""A live server for tests: the real engine, scheduler, cache and uvicorn; the simulated executor unless a test says so."""
+"""A live server for tests: real engine, scheduler, cache and uvicorn; the simulated executor unless a test says so."""
 
 from __future__ import annotations
 
