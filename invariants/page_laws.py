@@ -62,6 +62,8 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
     if not _in_range(books, pages, report):
         return
     cause = event.cause
+    if cause == "evict" and len(pages):
+        _evicts_nobodys(books, int(pages[0]), len(pages), report)
     old = (
         _walk(books, pages, move, owner, event, report)
         if len(pages) <= SCALAR_PAGES
@@ -75,11 +77,17 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         books.split_locks(old, owner)
     elif cause == "lock":
         books.locked_pages += len(pages)
-    elif cause == "evict" and old in books.node_locks:
+
+
+def _evicts_nobodys(books: Shadow, page: int, count: int, report: Report) -> None:
+    """An eviction takes one leaf, which nobody may hold."""
+    node = int(books.owners[page])
+    if books.states[page] in (PROTECTED, EVICTABLE) and node in books.node_locks:
+        holders = sorted(books.holders.get(node, ()))
         report(
             "INV-PAGE-03",
             "no eviction of a node that someone holds",
-            f"node {old} evicted, {len(pages)} pages, held by {sorted(books.holders.get(old, ()))[:8]}",
+            f"node {node} evicted, {count} pages, held by {holders[:8]}",
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.events import SCHEMA_VERSION, AnyEvent, EngineStarted, EventSink
 from engine.kvcache.page_keys import PageKeyer
@@ -156,12 +158,21 @@ class CoreRun:
 
 
 class Tap:
-    """A sink that may change, drop or repeat events on their way: `edit` returns what goes on instead of each."""
+    """A sink that may change, drop or repeat events on their way: `edit` returns what goes on instead of each.
 
-    def __init__(self, sink: EventSink, edit: Callable[[AnyEvent], Sequence[AnyEvent]]) -> None:
+    renumber   close the gaps in `seq` that the edits leave, so that only the edit itself is wrong
+    """
+
+    def __init__(
+        self, sink: EventSink, edit: Callable[[AnyEvent], Sequence[AnyEvent]], *, renumber: bool = True
+    ) -> None:
         self._sink = sink
         self._edit = edit
+        self._renumber = renumber
+        self._seq = 0
 
     def emit(self, event: AnyEvent) -> None:
         for out in self._edit(event):
-            self._sink.emit(out)
+            gap = self._renumber and out.seq != self._seq
+            self._sink.emit(msgspec.structs.replace(out, seq=self._seq) if gap else out)
+            self._seq += 1

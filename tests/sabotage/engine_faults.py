@@ -1,0 +1,437 @@
+"""Faults of what the engine does. Owns: one method of the real scheduler or cache broken at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from engine.kvcache.kv_cache import KvCache, KvLease
+from engine.kvcache.page_pool import PageState
+from engine.kvcache.radix_cache import Node
+from engine.request import Cause, RequestState
+from engine.scheduler import commit, ledgers, planner
+from engine.scheduler.decision import Reason
+from engine.scheduler.plan import StepKind, StepPlan
+from engine.scheduler.prefill_adder import PrefillAdder
+from tests.builders import CoreRun
+from tests.sabotage.scenario import FAULTS, Fault
+
+Break = Callable[[CoreRun, pytest.MonkeyPatch], None]
+
+
+def breaks(law: str, name: str, **settings: object) -> Callable[[Break], Break]:
+    """Register a function that breaks the engine."""
+
+    def register(function: Break) -> Break:
+        FAULTS.append(Fault(law, name, engine=function, settings=settings))
+        return function
+
+    return register
+
+
+# -- pieces of prompts -----------------------------------------------------------------------------------------------
+
+
+@breaks("INV-CHUNK-01", "a piece of length zero")
+def zero_length(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = PrefillAdder._slice
+
+    def broken(self: PrefillAdder, *args: Any) -> Any:
+        extend, refusal = original(self, *args)
+        return (0, None) if refusal is not None and refusal[0] is Reason.CHUNK_BELOW_PAGE else (extend, refusal)
+
+    patch.setattr(PrefillAdder, "_slice", broken)
+
+
+@breaks("INV-CHUNK-02", "a continuation that starts over")
+def starts_over(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler.prepare
+
+    def broken(now_ns: int) -> None:
+        request = run.scheduler.state.continuation
+        if request is not None and request.computed_len >= 32:
+            request.computed_len -= 16
+        original(now_ns)
+
+    patch.setattr(run.scheduler, "prepare", broken)
+
+
+def planned(run: CoreRun, patch: pytest.MonkeyPatch, change: Callable[[StepPlan], StepPlan]) -> None:
+    """Every plan goes through `change`."""
+    original = run.scheduler.plan
+    patch.setattr(run.scheduler, "plan", lambda now_ns: change(original(now_ns)))
+
+
+@breaks("INV-CHUNK-03", "a token from a middle piece")
+def middle_token(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    def change(plan: StepPlan) -> StepPlan:
+        middle = tuple(row.rid for row in plan.prefills if not row.is_last)
+        return replace(plan, sampling=(*plan.sampling, *middle))
+
+    planned(run, patch, change)
+
+
+@breaks("INV-CHUNK-03", "a last piece without its token")
+def missing_token(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = commit._one_token
+
+    def broken(state: Any, request: Any, *args: Any, is_first: bool) -> bool:
+        if is_first:
+            request.output_len -= 1
+        return original(state, request, *args, is_first=is_first)
+
+    patch.setattr(commit, "_one_token", broken)
+
+
+@breaks("INV-CHUNK-04", "candidates before the continuation")
+def continuation_last(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = planner._Pass._candidates
+
+    def broken(self: Any) -> Any:
+        end = original(self)
+        planner._Pass._continue(self)
+        return end
+
+    patch.setattr(planner._Pass, "_candidates", broken)
+    real = planner._Pass._continue
+    calls: list[int] = []
+
+    def skip_first(self: Any) -> int | None:
+        calls.append(1)
+        return None if len(calls) % 2 else real(self)
+
+    patch.setattr(planner._Pass, "_continue", skip_first)
+
+
+@breaks("INV-CHUNK-05", "a first cut three tokens short")
+def unaligned(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = PrefillAdder._slice
+
+    def broken(self: PrefillAdder, *args: Any) -> Any:
+        extend, refusal = original(self, *args)
+        return (extend - 3, None) if refusal is None and extend < args[-1] else (extend, refusal)
+
+    patch.setattr(PrefillAdder, "_slice", broken)
+
+
+# -- ledgers ---------------------------------------------------------------------------------------------------------
+
+
+@breaks("INV-BUDGET-01", "overdrafts that nobody names")
+def silent_overdraft(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefillAdder, "_overdrafts", lambda self, *args, **kwargs: ())
+
+
+@breaks("INV-BUDGET-01", "a cut that ignores the slice")
+def ignores_slice(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefillAdder, "_slice", lambda self, *args: (args[-1], None))
+
+
+@breaks("INV-BUDGET-02", "decode rows charged twice")
+def charged_twice(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planner, "ComputeLedger", lambda limit, spent: ledgers.ComputeLedger(limit, 2 * spent))
+
+
+@breaks("INV-BUDGET-02", "decode rows not charged to the slice")
+def not_charged(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planner, "ChunkLedger", lambda limit, spent: ledgers.ChunkLedger(limit, 0))
+
+
+@breaks("INV-BUDGET-03", "an admission charged twice")
+def double_charge(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = ledgers.Budget.charge
+    patch.setattr(ledgers.Budget, "charge", lambda self, cost: original(original(self, cost), cost))
+
+
+@breaks("INV-BUDGET-03", "a pinned prefix that is not charged")
+def pin_forgotten(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = KvCache.path_cost
+    patch.setattr(KvCache, "path_cost", lambda self, *args: original(self, *args)._replace(pages=0))
+
+
+@breaks("INV-BUDGET-03", "a refusal that is charged")
+def refusal_charged(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = PrefillAdder._refuse
+
+    def broken(self: PrefillAdder, *args: Any, **kwargs: Any) -> Any:
+        self.state.budget = self.state.budget.charge(ledgers.Cost(16, 16, 0, 16, 16.0))
+        decision = original(self, *args, **kwargs)
+        view = replace(decision.before, rem_input=decision.before.rem_input + 16)
+        return replace(decision, before=view)
+
+    patch.setattr(PrefillAdder, "_refuse", broken)
+
+
+@breaks("INV-BUDGET-04", "a promise that skips the last running request")
+def skips_growth(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = planner.promised_growth
+    patch.setattr(
+        planner, "promised_growth", lambda accounting, running, ratio: original(accounting, list(running)[:-1], ratio)
+    )
+
+
+@breaks("INV-BUDGET-04", "a ratio that never decays")
+def stuck_ratio(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    planned(run, patch, lambda plan: replace(plan, ratio_after=plan.ratio) if plan.decodes else plan)
+
+
+# -- what a request holds --------------------------------------------------------------------------------------------
+
+
+@breaks("INV-LOCK-01", "a temporary lock that stays")
+def temporary_lock(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = PrefillAdder._refuse
+
+    def broken(self: PrefillAdder, request: Any, *args: Any, **kwargs: Any) -> Any:
+        tree = run.scheduler.kv.tree
+        node, pages = tree.touch(request.keys.first(4))
+        if pages and request.state is RequestState.WAITING:
+            tree.lock(node, request.rid)
+        return original(self, request, *args, **kwargs)
+
+    patch.setattr(PrefillAdder, "_refuse", broken)
+
+
+@breaks("INV-LOCK-01", "a victim that keeps its lock")
+def victim_keeps_lock(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    tree, original = type(run.scheduler.kv.tree), commit.retract
+    unlock = tree.unlock
+
+    def broken(state: Any, request: Any, publisher: Any, cause: Cause = Cause.RETRACT) -> None:
+        patch.setattr(tree, "unlock", lambda self, node, rid: None)
+        original(state, request, publisher, cause)
+        patch.setattr(tree, "unlock", unlock)
+
+    patch.setattr(commit, "retract", broken)
+
+
+@breaks("INV-LOCK-02", "a row given out twice")
+def row_twice(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler.kv.release
+
+    def broken(lease: KvLease, keys: Any, *, split_at: int | None = None) -> None:
+        original(lease, keys, split_at=split_at)
+        run.scheduler.kv._free_rows.append(lease.row)
+
+    patch.setattr(run.scheduler.kv, "release", broken)
+
+
+@breaks("INV-LOCK-02", "a row that leaks")
+def row_leaks(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler.kv.release
+
+    def broken(lease: KvLease, keys: Any, *, split_at: int | None = None) -> None:
+        original(lease, keys, split_at=split_at)
+        if lease.rid == "r1":
+            run.scheduler.kv._free_rows.pop()
+
+    patch.setattr(run.scheduler.kv, "release", broken)
+
+
+@breaks("INV-LOCK-03", "a lock counted twice")
+def lock_twice(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    tree = run.scheduler.kv.tree
+    original = type(tree).lock
+
+    def broken(self: Any, node: Node, rid: str, *, above: Node | None = None) -> None:
+        if rid == "r3" and node.parent is not None:
+            node.lock_count += 1
+        original(self, node, rid, above=above)
+
+    patch.setattr(type(tree), "lock", broken)
+
+
+@breaks("INV-LOCK-03", "a split that forgets one holder")
+def split_forgets(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    tree = run.scheduler.kv.tree
+    original = type(tree)._split
+
+    def broken(self: Any, node: Node, pages: int) -> Node:
+        upper = original(self, node, pages)
+        if upper.lock_count:
+            upper.lock_count -= 1
+        return upper
+
+    patch.setattr(type(tree), "_split", broken)
+
+
+@breaks("INV-EXIT-01", "an end that forgets to unlock")
+def forgotten_unlock(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    tree = run.scheduler.kv.tree
+    original = type(tree).unlock
+    patch.setattr(type(tree), "unlock", lambda self, node, rid: None if rid == "r1" else original(self, node, rid))
+
+
+@breaks("INV-EXIT-01", "an end that keeps its private pages")
+def keeps_pages(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = type(run.scheduler.kv.pool).move
+
+    def broken(self: Any, pages: Any, source: PageState, target: PageState, *, owner: int, cause: str) -> None:
+        if cause != "free":
+            original(self, pages, source, target, owner=owner, cause=cause)
+
+    patch.setattr(type(run.scheduler.kv.pool), "move", broken)
+
+
+@breaks("INV-EXIT-01", "two ends of one abort")
+def two_ends(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler.abort
+
+    def broken(rid: str, now_ns: int, *, detail: str = "") -> bool | None:
+        request = run.scheduler.state.requests.get(rid)
+        done = original(rid, now_ns, detail=detail)
+        if request is not None:
+            run.scheduler.publisher.transitioned(request, RequestState.DECODE, Cause.ABORT, row=0)
+        return done
+
+    patch.setattr(run.scheduler, "abort", broken)
+    original_step = run.step
+    patch.setattr(run, "step", lambda **kwargs: (run.abort("r1") if run.steps == 4 else None, original_step(**kwargs)))
+
+
+# -- pages -----------------------------------------------------------------------------------------------------------
+
+
+@breaks("INV-PAGE-01", "a counter that drifts")
+def counter_drifts(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.step
+
+    def broken(**kwargs: Any) -> StepPlan:
+        if run.steps == 5:
+            run.scheduler.kv.pool._counts[PageState.FREE] -= 1
+        return original(**kwargs)
+
+    patch.setattr(run, "step", broken)
+
+
+@breaks("INV-PAGE-02", "a page in two places, sums balanced")
+def two_owners(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.step
+
+    def broken(**kwargs: Any) -> StepPlan:
+        leases = [lease for lease in run.scheduler.kv.leases.values() if lease.count > lease.shared]
+        if len(leases) > 1:
+            leases[1]._pages[leases[1].count - 1] = leases[0].pages[-1]
+        return original(**kwargs)
+
+    patch.setattr(run, "step", broken)
+
+
+@breaks("INV-PAGE-02", "a free page in a page table")
+def free_page_used(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.step
+
+    def broken(**kwargs: Any) -> StepPlan:
+        lease = next((one for one in run.scheduler.kv.leases.values() if one.count > one.shared), None)
+        if lease is not None:
+            lease._pages[lease.count - 1] = run.scheduler.kv.pool._free[0]
+        return original(**kwargs)
+
+    patch.setattr(run, "step", broken)
+
+
+@breaks("INV-PAGE-02", "the wrong owner after a split")
+def split_owner(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = type(run.scheduler.kv.pool).move
+
+    def broken(self: Any, pages: Any, source: PageState, target: PageState, *, owner: int, cause: str) -> None:
+        original(self, pages, source, target, owner=owner + 500 if cause == "split" else owner, cause=cause)
+
+    patch.setattr(type(run.scheduler.kv.pool), "move", broken)
+
+
+@breaks("INV-PAGE-02", "a page in limbo")
+def limbo(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.step
+
+    def broken(**kwargs: Any) -> StepPlan:
+        pool = run.scheduler.kv.pool
+        if run.steps == 3 and pool._free_top:
+            pool._free_top -= 1  # dropped from the free list, in nobody's hands
+        return original(**kwargs)
+
+    patch.setattr(run, "step", broken)
+
+
+@breaks("INV-PAGE-03", "an eviction of a locked node")
+def evicts_locked(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    tree, pool = run.scheduler.kv.tree, run.scheduler.kv.pool
+    original = type(tree).evict_until_free
+
+    def broken(self: Any, free_pages: int) -> int:
+        leaf = next((node for node in self.nodes() if node.lock_count and not node.children), None)
+        if leaf is not None and pool.count(PageState.FREE) < free_pages:
+            pool._states[leaf.pages] = PageState.EVICTABLE  # past the pool's own check
+            pool.move(leaf.pages, PageState.EVICTABLE, PageState.FREE, owner=-1, cause="evict")
+        return original(self, free_pages)
+
+    patch.setattr(type(tree), "evict_until_free", broken)
+
+
+# -- steps -----------------------------------------------------------------------------------------------------------
+
+
+@breaks("INV-STEP-01", "a step published twice")
+def published_twice(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler.complete
+
+    def broken(times: Any) -> None:
+        applied = run.scheduler._applied
+        original(times)
+        run.scheduler._applied = applied
+        original(times)
+
+    patch.setattr(run.scheduler, "complete", broken)
+
+
+@breaks("INV-STEP-02", "a clock that goes back")
+def clock_back(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.step
+
+    def broken(**kwargs: Any) -> StepPlan:
+        run.now_ns -= 5_000_000 if run.steps == 4 else 0
+        return original(**kwargs)
+
+    patch.setattr(run, "step", broken)
+
+
+@breaks("INV-STEP-03", "a running request that loses its turn")
+def loses_turn(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    def change(plan: StepPlan) -> StepPlan:
+        if plan.kind is not StepKind.DECODE or len(plan.decodes) < 2:
+            return plan
+        return replace(plan, decodes=plan.decodes[1:], sampling=plan.sampling[1:])
+
+    planned(run, patch, change)
+
+
+@breaks("INV-STEP-04", "a waiting request that gets lost")
+def lost_request(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler.prepare
+
+    def broken(now_ns: int) -> None:
+        if len(run.scheduler.state.waiting) > 1:
+            run.scheduler.state.waiting.pop()
+        original(now_ns)
+
+    patch.setattr(run.scheduler, "prepare", broken)
+
+
+@breaks("INV-STEP-05", "a state that changes without an event")
+def silent_transition(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler.publisher.transitioned
+
+    def broken(self: Any, request: Any, source: Any, cause: Cause, **kwargs: Any) -> None:
+        if cause is not Cause.FINAL_CHUNK:
+            original.__func__(self, request, source, cause, **kwargs)
+
+    patch.setattr(type(run.scheduler.publisher), "transitioned", broken)
+
+
+@breaks("INV-PROG-01", "a full flag that stays latched")
+def latched(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    original = run.scheduler._skip_reason
+    patch.setattr(run.scheduler, "_skip_reason", lambda: "full_flag" if run.steps > 30 else original())

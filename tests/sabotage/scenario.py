@@ -1,0 +1,91 @@
+"""The run that every fault is put into. Owns: a workload that has all that can be broken, and the fault type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import LawBroken
+from engine.events import AnyEvent
+from invariants import InvariantChecker
+from tests.builders import CoreRun, Tap, engine_config
+
+Edit = Callable[[AnyEvent], Sequence[AnyEvent]]
+PROGRESS_STEPS = 8
+MAX_STEPS = 600
+
+
+def same(event: AnyEvent) -> Sequence[AnyEvent]:
+    """The edit that edits nothing."""
+    return (event,)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing broken on purpose.
+
+    law      the law that must notice
+    edit     makes an edit of the event stream; None leaves it alone
+    engine   breaks the engine before it runs; None leaves it alone
+    renumber whether gaps that the edit leaves in `seq` are closed
+    """
+
+    law: str
+    name: str
+    edit: Callable[[], Edit] | None = None
+    engine: Callable[[CoreRun, pytest.MonkeyPatch], None] | None = None
+    renumber: bool = True
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+FAULTS: list[Fault] = []
+
+
+def config(**changes: object) -> EngineConfig:
+    """Page 16, four rows, chunks of 64, a pool too small for all: chunks, mixing, refusals, evictions, retractions."""
+    settings: dict[str, object] = {
+        "num_pages": 24,
+        "chunked_prefill_size": 64,
+        "max_prefill_tokens": 64,
+        "max_running_requests": 4,
+        "schedule_policy": "lpm",
+        "schedule_conservativeness": 0.05,
+        "clip_max_new_tokens": 4,
+    }
+    return engine_config(**(settings | changes))  # type: ignore[arg-type]
+
+
+def workload(run: CoreRun) -> None:
+    """Twelve requests with shared beginnings, arriving while others run; one is aborted, one step fails."""
+    for index in range(12):
+        common = range(1000, 1000 + (0, 40, 72, 100)[index % 4])
+        own = range(10_000 * (index + 1), 10_000 * (index + 1) + (30, 150, 9, 61, 47)[index % 5])
+        run.add(f"r{index}", [*common, *own], (9, 30, 60)[index % 3], ignore_eos=index % 4 == 3)
+        run.step()
+        if index == 7:
+            run.step(fail=True)
+        if index == 9:
+            run.abort("r8")
+    while run.has_work and run.steps < MAX_STEPS:
+        run.step()
+
+
+def run_with(fault: Fault | None, checker: InvariantChecker, patch: pytest.MonkeyPatch | None = None) -> None:
+    """The workload, with `fault` in it. The engine's own asserts may stop it once it is broken."""
+    edit = fault.edit() if fault is not None and fault.edit is not None else same
+    sink = Tap(checker, edit, renumber=fault is None or fault.renumber)
+    settings = fault.settings if fault is not None else {}
+    run = CoreRun(config(**settings), sink, after_step=checker.audit)
+    if fault is None:
+        workload(run)
+        return
+    if fault.engine is not None:
+        assert patch is not None
+        fault.engine(run, patch)
+    try:
+        workload(run)
+    except (LawBroken, AssertionError, LookupError, ValueError):
+        return
