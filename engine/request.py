@@ -13,7 +13,6 @@ from engine.errors import IllegalTransition
 
 if TYPE_CHECKING:
     from engine.kvcache.kv_cache import KvLease
-
     from engine.kvcache.page_keys import PageKeys
 
 
@@ -75,6 +74,7 @@ class Request:
     computed_len            tokens whose K/V exists; 0 while WAITING
     entry_seq               place in arrival order; renewed by a retraction
     processed_at_entry      HRRN snapshot of the processed-token counter
+    last_candidate_extend   tokens left to compute when it was last considered; 0 if it never was, or since a retraction
     in_flight               steps sent to the executor and not yet applied (0 or 1 without overlap)
     """
 
@@ -87,6 +87,7 @@ class Request:
         "ignore_eos",
         "in_flight",
         "keys",
+        "last_candidate_extend",
         "last_extend_end",
         "lease",
         "matched_len",
@@ -128,6 +129,7 @@ class Request:
         self.computed_len = 0
         self.matched_len = 0
         self.last_extend_end = 0
+        self.last_candidate_extend = 0
         self.lease: KvLease | None = None
         self.in_flight = 0
         self.abort_requested = False

@@ -100,12 +100,16 @@ class KvCache:
             return Match((), 0, 0)
         return self.tree.match(keys)
 
-    def path_cost(self, match: Match, pinned: dict[int, int]) -> PathCost:
-        """What a lock on `match` takes out of the evictable pages, given depths `pinned` earlier in this pass."""
+    def path_cost(self, match: Match, pinned: dict[int, int], unlocked: dict[int, int]) -> PathCost:
+        """What a lock on `match` takes out of the evictable pages.
+
+        pinned    node -> pages of it pinned earlier in this pass
+        unlocked  node -> locks dropped in thought (preemption)
+        """
         pages, depths = 0, []
         last = len(match.path) - 1
         for index, node in enumerate(match.path):
-            if node.lock_count:
+            if node.lock_count > unlocked.get(node.node_id, 0):
                 continue
             depth = match.last_pages if index == last else len(node.keys)
             already = pinned.get(node.node_id, 0)

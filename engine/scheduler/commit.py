@@ -39,10 +39,9 @@ def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> 
     missed = _would_miss(state, plan)
     if missed:
         plan = _missed_plan(state, plan)
-    for rid, pages in plan.touches:
-        request = state.requests[rid]
-        if state.kv.enable_radix:
-            state.kv.tree.touch(request.keys.first(pages))
+    for rid, extend in plan.considered:
+        state.requests[rid].last_candidate_extend = extend
+    _touch_and_preempt(state, plan, publisher)
     if plan.prefills:
         _commit_prefill(state, plan, publisher)
     elif plan.decodes or plan.retractions:
@@ -61,6 +60,31 @@ def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> 
     state.in_flight = plan
     _publish_planned(state, plan, publisher, claim_failed=missed)
     return plan
+
+
+def _touch_and_preempt(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:
+    """Stamp what the pass matched, and push back whom it preempted, in the order the pass made them."""
+    preempted = list(plan.preempted)
+    running = len(state.running)
+    rows: dict[str, int] = {}
+
+    def release_up_to(touches: int) -> None:
+        while preempted and preempted[0][1] <= touches:
+            request = state.requests[preempted.pop(0)[0]]
+            rows[request.rid] = _let_go(state, request)
+            left = running - len(rows)
+            state.evicted_in_step += state.kv.evict_until_free(state.kv.pages_ceil(RETRACT_DECODE_STEPS * left))
+
+    for index, (rid, pages) in enumerate(plan.touches):
+        release_up_to(index)
+        if state.kv.enable_radix:
+            state.kv.tree.touch(state.requests[rid].keys.first(pages))
+    release_up_to(len(plan.touches))
+    if rows:
+        order = [request for request in state.running if request.rid in rows]
+        state.running = [request for request in state.running if request.rid not in rows]
+        for request in order:
+            requeue(state, request, publisher, Cause.PREEMPT, row=rows[request.rid])
 
 
 def _would_miss(state: SchedulerState, plan: StepPlan) -> bool:
@@ -175,19 +199,34 @@ def _commit_decode(state: SchedulerState, plan: StepPlan, publisher: Publisher) 
 
 def retract(state: SchedulerState, request: Request, publisher: Publisher, cause: Cause = Cause.RETRACT) -> None:
     """Push a request back to the queue's tail: lease released, nothing inserted, outputs kept."""
-    assert request.lease is not None, f"retracted request {request.rid} has no lease"
-    source, lease = request.state, request.lease
+    row = _let_go(state, request)
+    requeue(state, request, publisher, cause, row=row)
+
+
+def _let_go(state: SchedulerState, request: Request) -> int:
+    """Release the lease of a request that goes back to the queue; returns its row."""
+    lease = request.lease
+    assert lease is not None, f"request {request.rid} goes back to the queue without a lease"
     state.kv.release(lease, None)
     request.lease = None
+    return lease.row
+
+
+def requeue(
+    state: SchedulerState, request: Request, publisher: Publisher, cause: Cause, *, row: int | None = None
+) -> None:
+    """Put a request whose lease is released at the queue's tail, as a new entry."""
+    source = request.state
     request.computed_len = 0
     request.last_extend_end = 0
+    request.last_candidate_extend = 0
     request.num_retractions += 1
     request.entry_seq = state.next_entry()
     request.processed_at_entry = state.processed_tokens
     request.transition(RequestState.WAITING, cause)
     state.waiting.append(request)
     state.waiting_tokens += request.seq_len
-    publisher.transitioned(request, source, cause, row=lease.row)
+    publisher.transitioned(request, source, cause, row=row)
 
 
 def finish(
@@ -313,7 +352,7 @@ def _publish_planned(state: SchedulerState, plan: StepPlan, publisher: Publisher
             plan.decodes,
             plan.sampling,
             plan.retractions,
-            plan.preempted,
+            tuple(rid for rid, _ in plan.preempted),
             plan.mixed_rows,
             plan.budget_open,
             plan.budget_close,

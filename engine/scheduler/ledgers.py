@@ -85,6 +85,20 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
             ),
         )
 
+    def release(self, available_tokens: int, promised_tokens: float) -> Budget:
+        """The budget after a running request gave back memory and its promise (preemption)."""
+        kv = self.kv
+        return Budget(
+            self.compute,
+            self.chunk,
+            KvLedger(
+                kv.available_tokens + available_tokens,
+                kv.pinned_tokens,
+                kv.current_offset,
+                kv.total_offset - promised_tokens,
+            ),
+        )
+
     def view(self) -> LedgerView:
         return LedgerView(
             self.compute.remaining, self.chunk.remaining, self.kv.remaining_total, self.kv.remaining_current

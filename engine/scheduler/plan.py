@@ -60,7 +60,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     sampling        rids that yield exactly one token: finished prefills in row order, then decodes
     ratio_after     new_token_ratio after this step
     full_after      the reference's full flag after this step
-    evict_mixed_test whether the decode-fit test of a mixed step was made (it evicts even when it fails)
+    mixed_tested    whether the decode-fit test of a mixed step was made (it evicts even when it fails)
+    preempted       (rid, how many touches came before it) of running requests that give way
+    considered      (rid, candidate extend) of waiting requests that were matched
     """
 
     step: int
@@ -87,7 +89,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     ratio: float = 0.0
     ratio_after: float = 0.0
     mixed_tested: bool = False
-    preempted: tuple[str, ...] = ()
+    preempted: tuple[tuple[str, int], ...] = ()
+    considered: tuple[tuple[str, int], ...] = ()
     guards: tuple[Guard, ...] = ()
     promised_tokens: float = 0.0
 

@@ -82,6 +82,7 @@ def _common(state: SchedulerState, now_ns: int, kind: StepKind, facts: StepFacts
         fields |= {
             "decisions": tuple(passed.decisions),
             "touches": tuple(passed.touches),
+            "considered": tuple(passed.considered.items()),
             "chunk_limit": facts.chunk_limit,
             "budget_open": facts.budget_open.view(),
             "budget_close": passed.budget.view(),
@@ -160,7 +161,12 @@ class _Pass:
             KvLedger(available, 0, mixed, mixed + growth),
         )
         self._adder = PrefillAdder(
-            config=config, kv=state.kv, accounting=state.accounting, budget=self._open, num_running=len(state.running)
+            config=config,
+            kv=state.kv,
+            accounting=state.accounting,
+            budget=self._open,
+            running=state.running,
+            ratio=state.ratio,
         )
 
     def run(self) -> StepPlan:
@@ -201,13 +207,14 @@ class _Pass:
     def _candidates(self) -> PassEnd:
         """Step 4: each waiting request in order, until something stops the pass."""
         state, adder = self._state, self._adder
+        preempts = state.config.enable_priority_preemption
         continuation_row = 1 if state.continuation is not None else 0
         if adder.state.guards:
             # A parked continuation keeps its place: admitting others would take the memory it waits for.
             return self._end("result", Reason.PARKED_BY_GUARD, state.continuation, 0)
         for index, request in enumerate(state.waiting):
             members = adder.state.members
-            if self._full:
+            if self._full and not preempts:
                 adder.refuse_untried(request, Reason.FULL_FLAG_SET, 1, 0)
                 return self._end("slots", Reason.FULL_FLAG_SET, request, index)
             if adder.state.budget.state() is Result.OTHER:
@@ -216,9 +223,15 @@ class _Pass:
                     "budget", Reason.COMPUTE_EXHAUSTED if spent else Reason.CHUNK_EXHAUSTED, request, index
                 )
             held = continuation_row if members and continuation_row else 0
-            rows = min(state.config.max_running_requests - len(state.running), state.kv.free_rows + held)
+            rows = min(
+                state.config.max_running_requests - len(adder.running),
+                state.kv.free_rows + held + len(adder.state.preempted),
+            )
             if len(members) >= rows:
                 self._full = True
+            if self._full and not (
+                preempts and adder.preempt_for(request, state.importance, request.last_candidate_extend)
+            ):
                 adder.refuse_untried(request, Reason.ROWS_EXHAUSTED, len(members) + 1, rows)
                 return self._end("slots", Reason.ROWS_EXHAUSTED, request, index)
             decision = adder.consider(request)
@@ -226,7 +239,7 @@ class _Pass:
                 continue
             reason = decision.reason
             if decision.result is Result.NO_TOKEN:
-                self._full = bool(members or state.running)
+                self._full = bool(members or adder.running)
             if decision.is_admitted:
                 reason = self._spent_reason()
             return self._end("result", reason, request, index + 1 if decision.is_admitted else index)
@@ -252,15 +265,14 @@ class _Pass:
     def _with_prefill(self, facts: StepFacts) -> StepPlan:
         """Steps 5 and 6: the batch, and whether the running requests ride along."""
         state, passed = self._state, self._adder.state
+        running = self._adder.running
         sampling = [row.rid for row in passed.members if row.is_last]
         decodes: tuple[str, ...] = ()
         tested = False
-        if self._mixed and state.running:
+        if self._mixed and running:
             tested = True
-            pinned = passed.budget.kv.pinned_tokens // state.kv.page_size
-            room = state.kv.free_pages + state.kv.evictable_pages - pinned - passed.claimed_pages
-            if needed_pages(state.running, state.kv.page_size) <= room:
-                decodes = tuple(request.rid for request in state.running)
+            if needed_pages(running, state.kv.page_size) <= self._adder.room_pages():
+                decodes = tuple(request.rid for request in running)
         fields = _common(state, self._now_ns, StepKind.MIXED if decodes else StepKind.EXTEND, facts)
         return _plan(
             fields,
@@ -269,4 +281,5 @@ class _Pass:
             sampling=(*sampling, *decodes),
             mixed_tested=tested,
             continuation_after=passed.continuation_after,
+            preempted=tuple(passed.preempted),
         )

@@ -7,6 +7,7 @@ PrefillAdder, with every answer given a reason, need and have.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import Policy, SchedulerConfig
@@ -14,8 +15,10 @@ from engine.kvcache.kv_cache import KvCache
 from engine.request import Request
 from engine.scheduler.accounting import KvAccounting
 from engine.scheduler.decision import AdmissionDecision, Guard, LedgerView, Overdraft, Reason, Result
+from engine.scheduler.eos_walk import EosWalk
 from engine.scheduler.ledgers import Budget, Cost
 from engine.scheduler.plan import PrefillRow
+from engine.scheduler.preemption import choose_victims
 
 
 @dataclass(slots=True)
@@ -28,6 +31,9 @@ class PassState:
     pinned: dict[int, int] = field(default_factory=dict)
     touches: list[tuple[str, int]] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
+    unlocked: dict[int, int] = field(default_factory=dict)
+    preempted: list[tuple[str, int]] = field(default_factory=list)
+    considered: dict[str, int] = field(default_factory=dict)
     claimed_pages: int = 0
     continuation_after: str | None = None
     full: bool = False
@@ -37,12 +43,23 @@ class PrefillAdder:
     """One pass. `consider_continuation` first, if there is one, then `consider` per candidate in queue order."""
 
     def __init__(
-        self, *, config: SchedulerConfig, kv: KvCache, accounting: KvAccounting, budget: Budget, num_running: int
+        self,
+        *,
+        config: SchedulerConfig,
+        kv: KvCache,
+        accounting: KvAccounting,
+        budget: Budget,
+        running: Sequence[Request],
+        ratio: float,
     ) -> None:
         self._config = config
         self._kv = kv
         self._accounting = accounting
-        self._num_running = num_running
+        self._ratio = ratio
+        self._eos_walk = EosWalk(ratio)
+        self._members: list[Request] = []
+        #: Who still runs; shrinks when someone is preempted.
+        self.running = list(running)
         self.state = PassState(budget)
 
     # -- the continuation ------------------------------------------------------------------------------------------
@@ -65,7 +82,7 @@ class PrefillAdder:
         extend = min(rest, limit)
         if self._config.guards:
             pages = self._pages_for(request.computed_len + extend, held=request.lease.count if request.lease else 0)
-            room = self._room_pages()
+            room = self.room_pages()
             if extend <= 0 or pages > room:
                 self.state.guards.append(Guard.CONTINUATION_PARKED)
                 self.state.continuation_after = request.rid
@@ -104,14 +121,17 @@ class PrefillAdder:
         prefix_len = match.pages * self._kv.page_size
         candidate = request.seq_len - prefix_len
         self.state.touches.append((request.rid, len(keys)))
+        self.state.considered[request.rid] = candidate
         limit = self._config.prefill_max_requests
         if limit is not None and len(self.state.members) >= limit:
             count = len(self.state.members)
             return self._refuse(request, prefix_len, Result.OTHER, Reason.PREFILL_MAX_REACHED, count + 1, limit)
 
-        cost = self._kv.path_cost(match, self.state.pinned)
+        cost = self._kv.path_cost(match, self.state.pinned, self.state.unlocked)
         pinned_tokens = cost.pages * self._kv.page_size
         budget = self.state.budget
+        if request.ignore_eos and not self._kv.enable_radix:
+            return self._consider_known_length(request, candidate)
         need = self._accounting.need(request, candidate)
         have = budget.kv.remaining_total - pinned_tokens
         if not need < have:
@@ -125,7 +145,7 @@ class PrefillAdder:
         is_cut = extend < candidate
         if self._config.guards:
             pages = self._pages_for(prefix_len + extend, held=match.pages)
-            room = self._room_pages() - cost.pages
+            room = self.room_pages() - cost.pages
             if pages > room:
                 self.state.guards.append(Guard.ALLOC_MISS)
                 size = self._kv.page_size
@@ -157,7 +177,70 @@ class PrefillAdder:
         """A decision about a request that the pass ended in front of: rows or the full flag, before any match."""
         return self._refuse(request, request.matched_len, Result.OTHER, reason, need, have)
 
+    def preempt_for(self, request: Request, importance: Callable[[Request], int], last_extend: int) -> bool:
+        """Release running requests in thought so that `request` may be tried; False when nobody gives way.
+
+        last_extend  tokens that `request` would have computed when it was last considered, 0 if it never was
+        """
+        budget = self.state.budget
+        promised = min(request.max_new_tokens, self._config.clip_max_new_tokens)
+        victims = choose_victims(
+            self.running,
+            urgent_importance=importance(request),
+            lacking_tokens=last_extend + promised - budget.kv.remaining_total,
+            threshold=self._config.priority_preemption_threshold,
+            importance=importance,
+            estimate=self._estimate,
+        )
+        for victim in victims:
+            assert victim.lease is not None, f"running request {victim.rid} has no lease"
+            gained = self._kv.release_gain(victim.lease, self.state.unlocked) * self._kv.page_size
+            self.state.budget = self.state.budget.release(gained, self._estimate(victim))
+            self.state.preempted.append((victim.rid, len(self.state.touches)))
+            self.running.remove(victim)
+        return bool(victims)
+
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _estimate(self, request: Request) -> float:
+        return self._accounting.running_growth(request, self._ratio)
+
+    def _consider_known_length(self, request: Request, candidate: int) -> AdmissionDecision:
+        """Radix off and `ignore_eos`: steps (1) to (3) in place of 4e and 4f."""
+        budget, size = self.state.budget, self._kv.page_size
+        rounded = -(-candidate // size) * size
+        room = min(budget.kv.remaining_current, budget.kv.remaining_total)
+        if not rounded + size <= room:
+            reason = (
+                Reason.KV_NOW_EXHAUSTED
+                if budget.kv.remaining_current <= budget.kv.remaining_total
+                else Reason.KV_TOTAL_EXHAUSTED
+            )
+            return self._refuse(request, 0, Result.NO_TOKEN, reason, rounded + size, room)
+        shortfall = self._eos_walk.shortfall(
+            request,
+            [*self.running, *self._members],
+            room_tokens=budget.kv.remaining_current,
+            paged_need=rounded + size,
+        )
+        if shortfall is not None:
+            return self._refuse(request, 0, Result.NO_TOKEN, Reason.KV_TOTAL_EXHAUSTED, *shortfall)
+        rem_chunk = budget.chunk.remaining
+        extend = candidate if rem_chunk is None else min(candidate, rem_chunk)
+        is_cut = extend < candidate
+        self._admit(request, 0, extend, is_cut=is_cut, pinned=0, depths=())
+        if is_cut:
+            self.state.continuation_after = request.rid
+        return self._admitted(
+            request,
+            prefix_len=0,
+            candidate=candidate,
+            extend=extend,
+            is_cut=is_cut,
+            before=budget,
+            reason=Reason.ADMITTED_FIRST_CHUNK if is_cut else Reason.ADMITTED_WHOLE,
+            result=self.state.budget.state(),
+        )
 
     def _slice(self, prefix_len: int, candidate: int) -> tuple[int, tuple[Reason, int, int] | None]:
         """4f: how much of `candidate` this step may compute, or the reason why none."""
@@ -182,10 +265,10 @@ class PrefillAdder:
     def _pages_for(self, tokens: int, *, held: int) -> int:
         return max(0, self._kv.pages_ceil(tokens) - held)
 
-    def _room_pages(self) -> int:
+    def room_pages(self) -> int:
         """Pages that are free or can be made free after what this pass pinned and claimed."""
-        pinned = self.state.budget.kv.pinned_tokens // self._kv.page_size
-        return self._kv.free_pages + self._kv.evictable_pages - pinned - self.state.claimed_pages
+        kv = self.state.budget.kv
+        return (kv.available_tokens - kv.pinned_tokens) // self._kv.page_size - self.state.claimed_pages
 
     def _admit(
         self,
@@ -202,6 +285,7 @@ class PrefillAdder:
         self.state.pinned.update(depths)
         held = request.lease.count if request.lease is not None else prefix_len // self._kv.page_size
         self.state.claimed_pages += self._pages_for(prefix_len + extend, held=held)
+        self._members.append(request)
         self.state.members.append(PrefillRow(request.rid, prefix_len, extend, not is_cut))
 
     def _admitted(  # noqa: PLR0913 - one record, every field named by its caller

@@ -58,12 +58,6 @@ def unsupported(scenario: dict[str, Any]) -> str | None:
     config = scenario["config"]
     if config["policy"] not in SUPPORTED_POLICIES:
         return f"policy {config['policy']}"
-    if config.get("priority_preemption"):
-        return "priority preemption"
-    if not config.get("radix", True) and any(
-        request.get("ignore_eos") for part in ("requests", "waiting", "running") for request in scenario.get(part, [])
-    ):
-        return "radix off with ignore_eos"
     return None
 
 
