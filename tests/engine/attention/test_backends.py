@@ -1,0 +1,127 @@
+"""Both attention backends against a float64 loop, on ragged mixed batches in a cache that is NaN where unwritten."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention import cpu
+from engine.attention.base import AttentionBackend
+from engine.attention.cpu import CpuBackend
+from engine.attention.torch_reference import TorchReferenceBackend
+from tests.engine.attention.ragged import Ragged, Shape, build, float64_loop, lengths
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+MIXED = [(40, 40), (17, 60), (1, 1), (1, 75), (1, 16), (0, 12), (1, 33), (5, 5), (1, 76)]
+
+
+def backend_of(name: str, dtype: torch.dtype) -> AttentionBackend:
+    return CpuBackend(dtype=dtype) if name == "cpu" else TorchReferenceBackend()
+
+
+def attend(backend: AttentionBackend, batch: Ragged) -> torch.Tensor:
+    batch.metadata.validate(batch.num_pages)
+    backend.prepare(batch.metadata)
+    return backend.run(batch.q, batch.k_cache, batch.v_cache, 0)
+
+
+def largest_error(got: torch.Tensor, want: np.ndarray) -> float:
+    assert got.shape == want.shape
+    return float(np.abs(got.double().numpy() - want).max(initial=0.0))
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+@given(
+    lens=lengths(),
+    page=st.sampled_from([1, 3, 16, 32]),
+    group=st.sampled_from([1, 3, 4, 7]),
+    dim=st.sampled_from([8, 16, 64]),
+    shared=st.booleans(),
+    page_seed=st.one_of(st.none(), st.integers(0, 999)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=60)
+def test_backend_equals_the_float64_loop(
+    name: str, lens: list[tuple[int, int]], page: int, group: int, dim: int, shared: bool, page_seed: int | None,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    shape = Shape(page_size=page, kv_heads=2, group=group, dim=dim)
+    batch = build(lens, shape, shared=shared, page_seed=page_seed, dtype=dtype)
+    # NaN in any slot that the batch may not read would show here as well.
+    assert largest_error(attend(backend_of(name, dtype), batch), float64_loop(batch)) < TOLERANCE[dtype]
+
+
+def test_reference_in_float64_is_the_loop_to_rounding() -> None:
+    batch = build(MIXED, Shape(), page_seed=1, dtype=torch.float64)
+    assert largest_error(attend(TorchReferenceBackend(), batch), float64_loop(batch)) < 1e-13
+
+
+def test_reference_can_compute_float32_inputs_in_float64() -> None:
+    batch = build(MIXED, Shape(), page_seed=1)
+    coarse = largest_error(attend(TorchReferenceBackend(), batch), float64_loop(batch))
+    fine = largest_error(attend(TorchReferenceBackend(compute_dtype=torch.float64), batch), float64_loop(batch))
+    assert fine <= coarse
+    assert fine < 2e-7
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("group", [1, 3, 4, 7])
+def test_mixed_batch_in_small_buckets_and_blocks(monkeypatch: pytest.MonkeyPatch, page: int, group: int) -> None:
+    """Bounds far below the usual ones, so that every bucket and block boundary is crossed."""
+    monkeypatch.setattr(cpu, "BUCKET_TOKENS", 16)
+    monkeypatch.setattr(cpu, "BUCKET_MAX_TOKENS", 96)
+    monkeypatch.setattr(cpu, "BLOCK_ROWS", 7)
+    batch = build(MIXED, Shape(page_size=page, group=group), page_seed=3)
+    assert largest_error(attend(CpuBackend(), batch), float64_loop(batch)) < 1e-5
+
+
+def test_permuted_page_ids_give_the_same_output() -> None:
+    straight = build(MIXED, Shape(), page_seed=None)
+    permuted = build(MIXED, Shape(), page_seed=5)
+    assert not np.array_equal(straight.metadata.kv_indices, permuted.metadata.kv_indices)
+    assert torch.allclose(attend(CpuBackend(), straight), attend(CpuBackend(), permuted), atol=1e-6)
+
+
+def test_shared_pages_are_really_shared_and_read_right() -> None:
+    lens = [(1, 64), (6, 50), (1, 49)]
+    batch = build(lens, Shape(page_size=16), shared=True)
+    ids = batch.metadata.kv_indices.tolist()
+    assert len(set(ids)) < len(ids)
+    assert largest_error(attend(CpuBackend(), batch), float64_loop(batch)) < 1e-5
+
+
+def test_one_backend_serves_steps_of_different_shape() -> None:
+    """The triangle of masks grows with the longest prefix and stays right for shorter ones."""
+    backend = CpuBackend()
+    for lens in ([(3, 9)], [(2, 1400)], [(300, 700)], [(1, 3), (4, 8)], [(5, 2200)]):
+        batch = build(lens, Shape(kv_heads=1, group=2), seed=len(lens))
+        assert largest_error(attend(backend, batch), float64_loop(batch)) < 1e-5
+
+
+def test_without_causality_every_row_sees_the_whole_context() -> None:
+    import dataclasses
+
+    batch = build([(4, 20), (6, 6)], Shape())
+    batch.metadata = dataclasses.replace(batch.metadata, causal=False)
+    assert torch.allclose(attend(CpuBackend(), batch), attend(TorchReferenceBackend(), batch), atol=1e-5)
+
+
+def test_reading_one_slot_too_many_would_be_seen() -> None:
+    """The poison works: a context one token longer than what was written answers NaN."""
+    import dataclasses
+
+    batch = build([(1, 20)], Shape())
+    meta = batch.metadata
+    batch.metadata = dataclasses.replace(meta, last_page_len=meta.last_page_len + 1)
+    for backend in (CpuBackend(), TorchReferenceBackend()):
+        backend.prepare(batch.metadata)
+        assert backend.run(batch.q, batch.k_cache, batch.v_cache, 0).isnan().any()
+
+
+def test_run_before_prepare_is_refused_by_the_reference() -> None:
+    batch = build([(1, 2)], Shape())
+    with pytest.raises(RuntimeError, match="prepare"):
+        TorchReferenceBackend().run(batch.q, batch.k_cache, batch.v_cache, 0)
