@@ -8,10 +8,11 @@ unreadable line anywhere else is an error that names file and line: such a journ
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar, cast
+from typing import IO, Final, NamedTuple, TypeVar, cast
 
 from telemetry.journal import JournalError, segment_path
 from telemetry.schema import Record, RecordError, SchemaTooNew, decode
@@ -42,14 +43,33 @@ class TornTail(NamedTuple):
         return f"{self.file}:{self.number}: {self.why}"
 
 
+_LATER_SEGMENT: Final = re.compile(r"\.\d{4}(?=\.jsonl$)")
+
+
+def first_file(path: Path) -> Path:
+    """Name of a journal's first file, from any of its files, or from the folder of a run.
+
+    Of several journals in one folder it is the one whose name sorts last: names begin with the time of start.
+    Raises JournalError when a folder has none.
+    """
+    if path.is_dir():
+        names = {_without_gz(file).name for file in (*path.glob("*.jsonl"), *path.glob("*.jsonl.gz"))}
+        first = sorted(name for name in names if not _LATER_SEGMENT.search(name))
+        if not first:
+            raise JournalError(f"{path}: no journal (*.jsonl) in this folder")
+        return path / first[-1]
+    plain = _without_gz(path)
+    return plain.with_name(_LATER_SEGMENT.sub("", plain.name))
+
+
 def segment_files(path: Path) -> tuple[Path, ...]:
-    """The existing files of the journal that begins with `path`, in order. Raises JournalError."""
-    base = path.with_suffix("") if path.suffix == ".gz" else path
+    """The existing files of the journal at `path`, in order. Raises JournalError."""
+    base = first_file(path)
     files: list[Path] = []
     while found := _plain_or_gzip(segment_path(base, len(files))):
         files.append(found)
     if not files:
-        raise JournalError(f"{path}: no such journal")
+        raise JournalError(f"{base}: no such journal")
     later = sorted(base.parent.glob(f"{base.stem}.[0-9][0-9][0-9][0-9]{base.suffix}*"))
     last_known = len(files) - 1
     for candidate in later:
@@ -61,7 +81,7 @@ def segment_files(path: Path) -> tuple[Path, ...]:
 
 
 class JournalReader:
-    """One journal, read front to back as often as needed.
+    """One journal, read front to back as often as needed. `path`: a run's folder, or any of the journal's files.
 
     header  of the first segment
     torn    set by the latest complete reading when the journal ends in a damaged line
@@ -73,10 +93,19 @@ class JournalReader:
         self.torn: TornTail | None = None
         self.header = self._header_of(self.files[0], 0)
 
-    def records(self) -> Iterator[Record]:
-        """Every record, headers included, validated. Raises JournalError."""
-        for _, record in self.read(decode):
-            yield record
+    def records(self, *, without: tuple[str, ...] = ()) -> Iterator[Record]:
+        """Every record, headers included, validated. Raises JournalError.
+
+        without  types to pass over unread, which is much faster where a question needs only the others
+        """
+        starts = tuple(f'{{"type":"{kind}",'.encode() for kind in without)
+
+        def decoded(raw: bytes) -> Record | None:
+            return None if starts and raw.startswith(starts) and raw.endswith(b"}") else decode(raw)
+
+        for _, record in self.read(decoded):
+            if record is not None:
+                yield record
 
     def read(self, decoded: Callable[[bytes], _T]) -> Iterator[tuple[Line, _T]]:
         """Every line with what `decoded` makes of it; it raises RecordError for what it cannot read."""
@@ -139,6 +168,10 @@ class JournalReader:
                 f"{file}:1: engine_id is {record.engine_id!r}; the journal began with {self.header.engine_id!r}"
             )
         return record
+
+
+def _without_gz(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix == ".gz" else path
 
 
 def _plain_or_gzip(path: Path) -> Path | None:
