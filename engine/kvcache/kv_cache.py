@@ -9,8 +9,9 @@ retracted or aborted. Page table of a lease, in pages:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from engine.kvcache.page_keys import Keys
 from engine.kvcache.page_pool import NO_OWNER, KvEvents, PagePool, Pages, PageState
 from engine.kvcache.radix_cache import Match, Node, RadixCache
 from engine.kvcache.snapshot import KvSnapshot, LeaseView, NodeView
+
+#: No pins: retraction is decided outside a pass.
+NO_PINS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class KvLease:
@@ -54,7 +58,7 @@ class KvLease:
 
 
 class PathCost(NamedTuple):
-    """Evictable pages a lock on this match would protect, and the per-node depths to remember within the pass."""
+    """Evictable pages a lock on this match would protect, and (node, pages of it held) to remember within the pass."""
 
     pages: int
     depths: tuple[tuple[int, int], ...]
@@ -103,25 +107,25 @@ class KvCache:
     def path_cost(self, match: Match, pinned: dict[int, int], unlocked: dict[int, int]) -> PathCost:
         """What a lock on `match` takes out of the evictable pages.
 
-        pinned    node -> pages of it pinned earlier in this pass
+        pinned    node -> pages of it that members of this pass hold
         unlocked  node -> locks dropped in thought (preemption)
         """
         pages, depths = 0, []
         last = len(match.path) - 1
         for index, node in enumerate(match.path):
-            if node.lock_count > unlocked.get(node.node_id, 0):
-                continue
             depth = match.last_pages if index == last else len(node.keys)
             already = pinned.get(node.node_id, 0)
             if depth > already:
-                pages += depth - already
                 depths.append((node.node_id, depth))
+                if node.lock_count <= unlocked.get(node.node_id, 0):
+                    pages += depth - already
         return PathCost(pages, tuple(depths))
 
-    def release_gain(self, lease: KvLease, unlocked: dict[int, int]) -> int:
+    def release_gain(self, lease: KvLease, unlocked: dict[int, int], pinned: Mapping[int, int] = NO_PINS) -> int:
         """Pages that dropping `lease` makes free or evictable, given locks `unlocked` already dropped in thought.
 
-        Adds this lease's locks to `unlocked`, so victims that share a path are counted once.
+        Adds this lease's locks to `unlocked`, so victims that share a path are counted once. What members of the
+        pass hold (`pinned`, node -> pages) stays protected.
         """
         gain = lease.count - lease.shared
         node = lease.node
@@ -129,7 +133,7 @@ class KvCache:
             dropped = unlocked.get(node.node_id, 0) + 1
             unlocked[node.node_id] = dropped
             if dropped == node.lock_count:
-                gain += len(node.pages)
+                gain += len(node.pages) - pinned.get(node.node_id, 0)
             node = node.parent
         return gain
 

@@ -49,7 +49,6 @@ def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> 
     else:
         state.last_extend_tokens = 0
     state.full = plan.full_after
-    state.full_by_rows = state.full and plan.pass_end is not None and plan.pass_end.stop == "slots"
     state.ratio = plan.ratio_after
     state.sat_out_last = Guard.MIXED_SAT_OUT in plan.guards
     for rid in plan.sampling:

@@ -96,9 +96,7 @@ class Guard(StrEnum):
 
     CONTINUATION_PARKED = "continuation_parked"
     ALLOC_MISS = "alloc_miss"
-    NEVER_FITS = "never_fits"
     MIXED_SAT_OUT = "mixed_sat_out"
-    FULL_FLAG_STALE = "full_flag_stale"
     KV_POOL_EXHAUSTED = "kv_pool_exhausted"
 
 

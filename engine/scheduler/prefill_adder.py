@@ -194,7 +194,7 @@ class PrefillAdder:
         )
         for victim in victims:
             assert victim.lease is not None, f"running request {victim.rid} has no lease"
-            gained = self._kv.release_gain(victim.lease, self.state.unlocked) * self._kv.page_size
+            gained = self._kv.release_gain(victim.lease, self.state.unlocked, self.state.pinned) * self._kv.page_size
             self.state.budget = self.state.budget.release(gained, self._estimate(victim))
             self.state.preempted.append((victim.rid, len(self.state.touches)))
             self.running.remove(victim)
@@ -253,13 +253,13 @@ class PrefillAdder:
             return candidate, None
         if rounded <= rem_chunk:
             return candidate, None
+        end = (prefix_len + rem_chunk // page_size * page_size) // page_size * page_size
+        if end - prefix_len <= 0:
+            return 0, (Reason.CHUNK_BELOW_PAGE, page_size, rem_chunk)
         if self.state.continuation_after is not None and (
             self._config.guards or self._config.schedule_policy is Policy.SHORTEST_PREFILL_FIRST
         ):
             return 0, (Reason.CHUNK_SLOT_TAKEN, rounded, rem_chunk)
-        end = (prefix_len + rem_chunk // page_size * page_size) // page_size * page_size
-        if end - prefix_len <= 0:
-            return 0, (Reason.CHUNK_BELOW_PAGE, page_size, rem_chunk)
         return end - prefix_len, None
 
     def _pages_for(self, tokens: int, *, held: int) -> int:

@@ -250,7 +250,6 @@ class Scheduler:
             return "full_flag"
         if rows <= 0 and not preempts:
             state.full = True
-            state.full_by_rows = True
             return "rows"
         return None
 

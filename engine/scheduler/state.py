@@ -35,9 +35,8 @@ class SchedulerState:
         self.last_prefill: list[Request] = []
         self.continuation: Request | None = None
         self.chunk_to_insert = False
-        #: The reference's latched full flag, and whether the row limit set it.
+        #: The reference's latched full flag.
         self.full = False
-        self.full_by_rows = False
         self.shrank = False
         self.ratio = config.initial_new_token_ratio
         #: HRRN's processed-token counter and the extend count that the running list carries (rule book section 6).
