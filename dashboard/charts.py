@@ -1,0 +1,164 @@
+"""Marks of the page. Owns: pandas frames -> Altair charts.
+
+Pure: no Streamlit. A chart's specification depends on the palette only, never on the numbers, so that the browser
+exchanges the data of a living chart instead of building it anew each second.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import altair as alt
+import pandas as pd
+
+from dashboard.theme import Palette
+
+#: Ledgers from top to bottom, as `frames.LEDGER_TITLES` names them.
+_LEDGER_ORDER: Final = ["input", "chunk", "KV total", "KV current"]
+
+#: Seconds on an axis, in the unit that fits.
+_SECONDS_AXIS: Final = (
+    "datum.value == 0 ? '0' : datum.value < 0.00995 ? format(datum.value * 1000, '.2~f') + ' ms' : "
+    "datum.value < 0.9995 ? format(datum.value * 1000, '.3~r') + ' ms' : format(datum.value, '.3~r') + ' s'"
+)
+
+
+def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -> alt.LayerChart:
+    """Median and 99th percentile of one latency over time, from `frames.quantile_frame`; seconds, from zero."""
+    quantiles = alt.Scale(domain=["p99", "p50"], range=[colours.p99, colours.p50])
+    base = alt.Chart(frame).encode(
+        x=alt.X("at:T", title=None, axis=_time_axis()),
+        y=alt.Y(
+            "seconds:Q",
+            title=None,
+            scale=alt.Scale(zero=True, nice=True),
+            axis=alt.Axis(labelExpr=_SECONDS_AXIS, tickCount=4, gridColor=colours.line, domain=False, ticks=False),
+        ),
+        color=alt.Color("quantile:N", scale=quantiles, legend=None),
+        tooltip=[
+            alt.Tooltip("at:T", title="slot ends", format="%H:%M:%S"),
+            alt.Tooltip("quantile:N", title="quantile"),
+            alt.Tooltip("seconds:Q", title="seconds", format=".4~f"),
+            alt.Tooltip("count:Q", title="observed in the slot"),
+        ],
+    )
+    # The dash tells the two lines apart without colour; points show slots whose neighbours observed nothing.
+    line = base.mark_line(strokeWidth=1.8, interpolate="monotone").encode(
+        strokeDash=alt.StrokeDash(
+            "quantile:N", scale=alt.Scale(domain=["p99", "p50"], range=[[5, 3], [1, 0]]), legend=None
+        )
+    )
+    points = base.mark_circle(size=16, opacity=0.85)
+    return (line + points).properties(height=height, padding={"left": 4, "right": 8, "top": 6, "bottom": 2})
+
+
+def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> alt.Chart:
+    """Tokens that each of the last steps computed, stacked by part, from `frames.steps_frame`."""
+    parts = ["admission", "continuation", "decode rows"]
+    return (
+        alt.Chart(frame)
+        .mark_bar(stroke=colours.page, strokeWidth=1)
+        .encode(
+            x=alt.X(
+                "step:O",
+                title="step",
+                axis=alt.Axis(labelAngle=0, labelOverlap="greedy", domain=False, ticks=False, titleFontWeight="normal"),
+            ),
+            y=alt.Y(
+                "tokens:Q",
+                title=None,
+                axis=alt.Axis(tickCount=3, gridColor=colours.line, domain=False, ticks=False, format="~s"),
+            ),
+            color=alt.Color(
+                "part:N",
+                scale=alt.Scale(domain=parts, range=[colours.segments[part] for part in parts]),
+                legend=None,
+            ),
+            order=alt.Order("part:N", sort="descending"),
+            tooltip=[
+                alt.Tooltip("step:O", title="step"),
+                alt.Tooltip("kind:N", title="kind"),
+                alt.Tooltip("part:N", title="part"),
+                alt.Tooltip("tokens:Q", title="tokens", format=","),
+                alt.Tooltip("reason:N", title="pass ended by"),
+            ],
+        )
+        .properties(height=height, padding={"left": 4, "right": 8, "top": 6, "bottom": 2})
+    )
+
+
+def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *, height: int = 190) -> alt.LayerChart:
+    """How a pass spent its ledgers, from `frames.ledger_segments` and `ledger_need`.
+
+    Each bar is one ledger, drawn to its own limit (100 percent): what the decode rows took, the continuation, each
+    admission, and what is left. The outlined bar is what the refused candidate needed.
+    """
+    kinds = ["decode rows", "continuation", "admission", "left", "overdraft"]
+    scale = alt.Scale(domain=kinds, range=[colours.segments[kind] for kind in kinds])
+    rows = alt.Y(
+        "ledger:N",
+        title=None,
+        sort=_LEDGER_ORDER,
+        scale=alt.Scale(domain=_LEDGER_ORDER, paddingInner=0.42, paddingOuter=0.2),
+        axis=alt.Axis(domain=False, ticks=False, labelPadding=8, labelFontSize=13, labelColor=colours.text),
+    )
+    share = alt.Axis(format=".0%", tickCount=5, gridColor=colours.line, domain=False, ticks=False)
+    bars = (
+        alt.Chart(segments)
+        .transform_calculate(from_="datum.start / datum.limit", to_="datum.end / datum.limit")
+        .mark_bar(stroke=colours.page, strokeWidth=1.5, cornerRadius=2)
+        .encode(
+            y=rows,
+            x=alt.X("from_:Q", title="share of the ledger's limit", axis=share),
+            x2="to_:Q",
+            color=alt.Color("kind:N", scale=scale, legend=None),
+            tooltip=[
+                alt.Tooltip("ledger:N", title="ledger"),
+                alt.Tooltip("segment:N", title="spent on"),
+                alt.Tooltip("tokens:Q", title="tokens", format=",.4~f"),
+                alt.Tooltip("limit:Q", title="limit", format=",.4~f"),
+            ],
+        )
+    )
+    outline = (
+        alt.Chart(need)
+        .transform_calculate(from_="datum.start / datum.limit", to_="datum.end / datum.limit")
+        .mark_bar(fillOpacity=0, stroke=colours.bad, strokeWidth=2, strokeDash=[4, 2], clip=False)
+        .encode(
+            y=rows,
+            x="from_:Q",
+            x2="to_:Q",
+            tooltip=[
+                alt.Tooltip("rid:N", title="refused"),
+                alt.Tooltip("reason:N", title="because"),
+                alt.Tooltip("need:Q", title="needs", format=",.4~f"),
+                alt.Tooltip("have:Q", title="has", format=",.4~f"),
+            ],
+        )
+    )
+    return (bars + outline).properties(height=height, padding={"left": 4, "right": 12, "top": 4, "bottom": 2})
+
+
+def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> alt.Chart:
+    """Where the time to first token of one request went, from `frames.parts_frame`; seconds."""
+    parts = list(colours.parts)
+    return (
+        alt.Chart(frame)
+        .mark_bar(stroke=colours.page, strokeWidth=1, cornerRadius=2, height=22)
+        .encode(
+            x=alt.X("start:Q", title=None, axis=alt.Axis(labelExpr=_SECONDS_AXIS, tickCount=6, grid=False)),
+            x2="end:Q",
+            color=alt.Color(
+                "part:N", scale=alt.Scale(domain=parts, range=[colours.parts[part] for part in parts]), legend=None
+            ),
+            tooltip=[
+                alt.Tooltip("part:N", title="part"),
+                alt.Tooltip("seconds:Q", title="seconds", format=".4~f"),
+            ],
+        )
+        .properties(height=height, padding={"left": 4, "right": 14, "top": 4, "bottom": 2})
+    )
+
+
+def _time_axis() -> alt.Axis:
+    return alt.Axis(format="%H:%M:%S", labelOverlap="greedy", tickCount=6, grid=False, domain=False, labelFlush=True)

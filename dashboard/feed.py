@@ -1,0 +1,174 @@
+"""The page's view of one engine. Owns: fetching, sharing and keeping the last good answers.
+
+One `Feed` per engine serves every viewer: a look that is fresh enough is handed to all, so N viewers cost one fetch. A
+look keeps the last good answers when the engine is gone and says so. Nothing here grows: one look, and details of at
+most 16 requests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from telemetry.client import BadQuestion, Source, SourceUnavailable
+from telemetry.observe import (
+    EngineStatus,
+    Explanation,
+    LatencyAnswer,
+    PageMap,
+    PassesAnswer,
+    QueueAnswer,
+    RequestDetail,
+    RequestsAnswer,
+)
+
+_A = TypeVar("_A")
+
+PARTS: Final = frozenset({"queue", "passes", "latency", "requests", "pages"})
+
+#: Rows that a table shows at most, and passes that the page looks back.
+MAX_ROWS: Final = 500
+MAX_PASSES: Final = 48
+
+#: A part that nobody asked for in this time is not fetched.
+_WANTED_S: Final = 12.0
+_MAX_DETAILS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known of the engine at one moment. Parts are None until they were asked for once.
+
+    contact_wall_s  time of the last good answer; None before the first
+    contact_mono_s  the same, on the monotonic clock of this process
+    error           why the latest try failed; None when it succeeded
+    """
+
+    contact_wall_s: float | None = None
+    contact_mono_s: float | None = None
+    error: str | None = None
+    status: EngineStatus | None = None
+    queue: QueueAnswer | None = None
+    passes: PassesAnswer | None = None
+    latency: LatencyAnswer | None = None
+    requests: RequestsAnswer | None = None
+    pages: PageMap | None = None
+
+    def has(self, parts: frozenset[str]) -> bool:
+        """Whether all `parts` are here."""
+        return all(getattr(self, part) is not None for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One request in full. Both are None when the engine does not know it (any more)."""
+
+    rid: str
+    contact_mono_s: float
+    detail: RequestDetail | None = None
+    explanation: Explanation | None = None
+    error: str | None = None
+
+
+class Feed:
+    """Answers of one engine, shared by all viewers of this process. Safe between threads."""
+
+    def __init__(
+        self, source: Source, *, wall: Callable[[], float] = time.time, mono: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._source = source
+        self._wall = wall
+        self._mono = mono
+        self._fetching = threading.Lock()
+        self._look = Look()
+        self._tried_mono_s = float("-inf")
+        self._wanted: dict[str, float] = {}
+        self._details: OrderedDict[str, Detail] = OrderedDict()
+
+    def look(self, parts: frozenset[str], *, max_age_s: float) -> Look:
+        """The latest look with `parts`, fetched when the last try is older than `max_age_s` or a part is missing.
+
+        Never raises for an engine that is gone. While another thread fetches, a viewer that already has its parts gets
+        the previous look instead of waiting.
+        """
+        now = self._mono()
+        for part in parts:
+            self._wanted[part] = now
+        if self._is_fresh(parts, max_age_s):
+            return self._look
+        must_wait = not self._look.has(parts) and self._look.error is None
+        if not self._fetching.acquire(blocking=must_wait):
+            return self._look
+        try:
+            if not self._is_fresh(parts, max_age_s):
+                self._look = self._fetched(parts)
+                self._tried_mono_s = self._mono()
+            return self._look
+        finally:
+            self._fetching.release()
+
+    def detail(self, rid: str, *, max_age_s: float) -> Detail:
+        """One request with its explanation, at most `max_age_s` old. Never raises for an engine that is gone."""
+        with self._fetching:
+            known = self._details.get(rid)
+            if known is not None and self._mono() - known.contact_mono_s < max_age_s:
+                self._details.move_to_end(rid)
+                return known
+            try:
+                fetched = Detail(rid, self._mono(), self._source.request(rid), self._source.explain(rid))
+            except (SourceUnavailable, BadQuestion) as error:
+                kept = known or Detail(rid, self._mono())
+                fetched = Detail(rid, self._mono(), kept.detail, kept.explanation, str(error))
+            self._details[rid] = fetched
+            self._details.move_to_end(rid)
+            while len(self._details) > _MAX_DETAILS:
+                self._details.popitem(last=False)
+            return fetched
+
+    def _is_fresh(self, parts: frozenset[str], max_age_s: float) -> bool:
+        tried_lately = self._mono() - self._tried_mono_s < max_age_s
+        # After a failed try the missing parts are no reason to try again at once.
+        return tried_lately and (self._look.has(parts) or self._look.error is not None)
+
+    def _fetched(self, parts: frozenset[str]) -> Look:
+        last = self._look
+        now = self._mono()
+        wanted = parts | {part for part, at in self._wanted.items() if now - at < _WANTED_S}
+        try:
+            status = self._source.status()
+            is_same = last.status is not None and (
+                (status.engine_id, status.observe_seq) == (last.status.engine_id, last.status.observe_seq)
+            )
+
+            def part(name: str, ask: Callable[[], _A], kept: _A | None) -> _A | None:
+                # What nobody looks at is dropped, so that it is never shown later as if it were new.
+                if name not in wanted:
+                    return None
+                return kept if is_same and kept is not None else ask()
+
+            return Look(
+                contact_wall_s=self._wall(),
+                contact_mono_s=self._mono(),
+                status=status,
+                queue=part("queue", lambda: self._source.queue(MAX_ROWS), last.queue),
+                passes=part("passes", lambda: self._source.passes(MAX_PASSES), last.passes),
+                latency=part("latency", self._source.latency, last.latency),
+                requests=part("requests", lambda: self._source.requests(MAX_ROWS), last.requests),
+                pages=part("pages", self._source.pages, last.pages),
+            )
+        except (SourceUnavailable, BadQuestion) as error:
+            return Look(
+                contact_wall_s=last.contact_wall_s,
+                contact_mono_s=last.contact_mono_s,
+                error=str(error),
+                status=last.status,
+                queue=last.queue,
+                passes=last.passes,
+                latency=last.latency,
+                requests=last.requests,
+                pages=last.pages,
+            )

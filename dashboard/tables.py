@@ -1,0 +1,293 @@
+"""Tables of the page. Owns: answers -> columns and rows of the live table (`assets/live_table.js`).
+
+Pure. A cell is a text, or [text, sort value, fraction, colour, title]. Every number has its unit in the head of its
+column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pandas as pd
+
+from dashboard import formats as f
+from dashboard.frames import LEDGERS
+from dashboard.theme import Palette, blocker_colour
+from telemetry.observe import DecisionRow, Ledgers, PageOwner, PassRow
+
+Cell = str | list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the live table shows.
+
+    note    the line above: how many of how many
+    empty   title and advice when there is no row
+    filter  the hint in the filter box; empty for no box
+    """
+
+    columns: tuple[dict[str, str], ...]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    note: str = ""
+    empty: tuple[str, str] = ("Nothing here", "")
+    filter: str = ""
+
+
+def _column(label: str, kind: str, unit: str = "", help_text: str = "") -> dict[str, str]:
+    return {"label": label, "kind": kind, "unit": unit, "help": help_text}
+
+
+_QUEUE_COLUMNS: Final = (
+    _column("#", "num", help_text="place in the order of the last pass"),
+    _column("Request", "mono"),
+    _column("Waits for", "pill", help_text="the one limit or rule that keeps it waiting now"),
+    _column("Needs", "num", "tok", "what the deciding test asked for (requests, when it waits for a row)"),
+    _column("Has", "num", "tok", "what there was"),
+    _column("Age", "bar", help_text="since it came in; the bar is relative to the oldest"),
+    _column("Pass ended at", "mono", help_text="the request whose decision ended the pass before this one was reached"),
+    _column("Passed over", "num", "times", "how often a later request was admitted before it"),
+    _column("Prompt", "num", "tok"),
+    _column("Cached", "num", "tok", "prefix found in the cache when it was last examined"),
+)
+
+
+def queue_table(queue: pd.DataFrame, total: int, colours: Palette) -> Table:
+    """Waiting requests from `frames.queue_frame`, in queue order."""
+    oldest = float(queue["age_s"].max()) if len(queue) else 0.0
+    rows = [_queue_row(entry, oldest, colours) for entry in queue.to_dict("records")]
+    return Table(
+        columns=_QUEUE_COLUMNS,
+        rows=rows,
+        note=_of(len(rows), total, "waiting"),
+        empty=("Nobody waits", "Every request that came was admitted at once. Send more at a time to see why some wait."),
+        filter="Filter by id or reason",
+    )
+
+
+def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[str, Any]:
+    rid = str(entry["rid"])
+    blocker = str(entry["blocker"])
+    who = _given(entry["who_stopped"])
+    reason = _given(entry["reason"])
+    why = f.BLOCKER_WORDS.get(blocker, f.words(blocker))
+    retracted = " · retracted" if entry["state"] == "retracted" else ""
+    title = f"{why}. Last reason: {f.words(reason)}." if reason else f"{why}."
+    return {
+        "id": rid,
+        "cells": [
+            [str(entry["position"]), entry["position"]],
+            [f.short_rid(rid), rid, None, None, rid],
+            [f.words(blocker) + retracted, blocker, None, blocker_colour(colours, blocker), title],
+            [f.tokens(_number(entry["need"])), _sortable(entry["need"])],
+            [f.tokens(_number(entry["have"])), _sortable(entry["have"])],
+            [f.duration(entry["age_s"]), entry["age_s"], entry["age_s"] / oldest if oldest else 0.0],
+            [f.short_rid(who) if who else f.NOTHING, who or "", None, None, who or ""],
+            [f.count(entry["times_passed_over"]), entry["times_passed_over"]],
+            [f.tokens(entry["prompt_len"] + entry["output_len"]), entry["prompt_len"] + entry["output_len"]],
+            [f.tokens(entry["matched_len"]), entry["matched_len"]],
+        ],
+    }
+
+
+_REQUEST_COLUMNS: Final = (
+    _column("Request", "mono"),
+    _column("Came", "num", help_text="local time"),
+    _column("State", "pill"),
+    _column("Queue", "num", help_text="from entering the queue to its first admission"),
+    _column("TTFT", "num", help_text="from arrival to the first token"),
+    _column("TBT p50", "num", help_text="median gap between its tokens"),
+    _column("TBT worst", "num"),
+    _column("Total", "num"),
+    _column("Prompt", "num", "tok"),
+    _column("Cached", "num", "tok", "prompt tokens found in the cache at its first admission"),
+    _column("Output", "num", "tok"),
+    _column("Chunks", "num"),
+    _column("Retracted", "num", "times"),
+)
+
+_STATE_COLOURS: Final = {"stop": "good", "length": "good", "abort": "warn", "error": "bad", "timeout": "bad"}
+
+
+def requests_table(requests: pd.DataFrame, colours: Palette, *, note: str, live: bool) -> Table:
+    """Requests from `frames.requests_frame`: finished ones, or live ones."""
+    empty = (
+        ("No request is live", "Send one to the engine, for example with: admitscope demo")
+        if live
+        else ("No request has finished yet", "The list fills as requests end. Start a load with: admitscope demo")
+    )
+    rows = [_request_row(row, colours) for row in requests.to_dict("records")]
+    return Table(columns=_REQUEST_COLUMNS, rows=rows, note=note, empty=empty, filter="Filter by id or state")
+
+
+def _request_row(row: dict[Any, Any], colours: Palette) -> dict[str, Any]:
+    rid = str(row["rid"])
+    finish = _given(row["finish"])
+    state = finish or str(row["state"])
+    colour = getattr(colours, _STATE_COLOURS.get(state, "accent" if not finish else "warn"))
+    times = [_number(row[name]) for name in ("queue_s", "ttft_s", "tbt_p50_s", "tbt_max_s", "duration_s")]
+    numbers = [_number(row[name]) for name in ("prompt_len", "cached_tokens", "outputs", "chunks", "retractions")]
+    return {
+        "id": rid,
+        "cells": [
+            [f.short_rid(rid), rid, None, None, rid],
+            [f.clock(row["accepted_wall_s"]), row["accepted_wall_s"]],
+            [f.words(state), state, None, colour],
+            *[[f.duration(value), _sortable(value)] for value in times],
+            *[[f.tokens(value), _sortable(value)] for value in numbers],
+        ],
+    }
+
+
+_PASS_COLUMNS: Final = (
+    _column("Step", "num"),
+    _column("Kind", "text"),
+    _column("Looked at", "num", "req", "candidates examined"),
+    _column("Admitted", "num", "req"),
+    _column("Prefill", "num", "tok"),
+    _column("Decode", "num", "rows"),
+    _column("Ended by", "text", help_text="what ended the pass, and at which request"),
+)
+
+
+def passes_table(passes: Sequence[PassRow]) -> Table:
+    """Steps that made a pass, newest first."""
+    rows: list[dict[str, Any]] = []
+    for step in passes:
+        admitted = sum(decision.admitted for decision in step.candidates)
+        ended = f.words(step.end_reason or step.end)
+        rows.append(
+            {
+                "id": str(step.step),
+                "quiet": admitted == 0,
+                "cells": [
+                    [f.count(step.step), step.step],
+                    step.kind,
+                    [f.count(len(step.candidates)), len(step.candidates)],
+                    [f.count(admitted), admitted],
+                    [f.tokens(step.prefill_tokens), step.prefill_tokens],
+                    [f.count(step.decode_rows), step.decode_rows],
+                    [ended, ended, None, None, f"at {step.end_rid}" if step.end_rid else ended],
+                ],
+            }
+        )
+    return Table(
+        columns=_PASS_COLUMNS,
+        rows=rows,
+        note=f"{len(rows)} passes of the last steps",
+        empty=("No pass has examined anyone yet", "Passes appear when requests arrive. Start a load with: admitscope demo"),
+    )
+
+
+_DECISION_COLUMNS: Final = (
+    _column("#", "num", help_text="order of examination"),
+    _column("Request", "mono"),
+    _column("Decision", "pill", help_text="closed reason code"),
+    _column("Prefix", "num", "tok", "prefix_len: already in the cache, or computed by earlier chunks"),
+    _column("Candidate", "num", "tok", "candidate_extend: what it still has to compute"),
+    _column("Selected", "num", "tok", "selected_extend: what this step computes of it"),
+    _column("Needs", "num", "tok"),
+    _column("Has", "num", "tok"),
+    *(_column(f.LEDGER_NAMES[name], "num", "before → after") for name in LEDGERS),
+    _column("Result", "text", help_text="the reference's answer: what happens to the next request"),
+)
+
+
+def decisions_table(decisions: Sequence[DecisionRow], colours: Palette, *, with_step: bool = False) -> Table:
+    """Candidates in the order examined, each ledger before and after. `with_step`: of one request over many steps."""
+    rows = [_decision_row(decision, colours, with_step=with_step) for decision in decisions]
+    first = _column("Step", "num") if with_step else _DECISION_COLUMNS[0]
+    return Table(
+        columns=(first, *_DECISION_COLUMNS[1:]),
+        rows=rows,
+        note=f"{len(rows)} decisions" if with_step else f"{len(rows)} candidates, in the order examined",
+        empty=("Nobody was examined", "This step made no admission pass."),
+    )
+
+
+def _decision_row(decision: DecisionRow, colours: Palette, *, with_step: bool) -> dict[str, Any]:
+    number = decision.step if with_step else decision.order
+    colour = colours.good if decision.admitted else colours.bad
+    ended = " · ended the pass" if decision.stopped_pass else ""
+    overdrafts = f" Overdrafts: {', '.join(map(f.words, decision.overdrafts))}." if decision.overdrafts else ""
+    kind = "Continuation of a chunked prompt. " if decision.is_continuation else ""
+    return {
+        "id": f"{decision.step}/{decision.order}/{decision.rid}",
+        "quiet": not decision.admitted,
+        "cells": [
+            [f.count(number), number],
+            [f.short_rid(decision.rid), decision.rid, None, None, decision.rid],
+            [f.words(decision.reason) + ended, decision.reason, None, colour, f"{kind}{decision.reason}.{overdrafts}"],
+            [f.tokens(decision.prefix_len), decision.prefix_len],
+            [f.tokens(decision.candidate_extend), decision.candidate_extend],
+            [f.tokens(decision.selected_extend), decision.selected_extend],
+            [f.tokens(decision.need), _sortable(decision.need)],
+            [f.tokens(decision.have), _sortable(decision.have)],
+            *[_ledger_cell(decision.before, decision.after, name) for name in LEDGERS],
+            decision.result,
+        ],
+    }
+
+
+def _ledger_cell(before: Ledgers, after: Ledgers, name: str) -> Cell:
+    start, end = getattr(before, name), getattr(after, name)
+    return [f.before_after(start, end), _sortable(end)]
+
+
+_OWNER_COLUMNS: Final = (
+    _column("Owner", "pill"),
+    _column("Kind", "text"),
+    _column("Pages", "num"),
+    _column("Share", "bar", help_text="of the pool"),
+    _column("State", "text"),
+    _column("Held by", "num", "req", "requests that lock it now"),
+)
+
+
+def owners_table(owners: Sequence[PageOwner], capacity: int, total: int, colours: Palette, *, limit: int = 40) -> Table:
+    """The largest owners of pages."""
+    rows: list[dict[str, Any]] = []
+    largest = owners[0].pages if owners else 0
+    for index, owner in enumerate(owners[:limit]):
+        colour = colours.owners[index] if index < len(colours.owners) else colours.muted
+        holders = ", ".join(owner.holders) or "nobody"
+        rows.append(
+            {
+                "id": owner.owner,
+                "cells": [
+                    [f.short_rid(owner.label), owner.label, None, colour, owner.label],
+                    "private pages" if owner.kind == "request" else "shared prefix",
+                    [f.count(owner.pages), owner.pages],
+                    [f.share(owner.pages, capacity), owner.pages, owner.pages / largest if largest else 0.0, colour],
+                    owner.state,
+                    [f.count(owner.lock_count), owner.lock_count, None, None, f"held by {holders}"],
+                ],
+            }
+        )
+    return Table(
+        columns=_OWNER_COLUMNS,
+        rows=rows,
+        note=_of(len(rows), total, "owners, largest first"),
+        empty=("All pages are free", "Pages get owners when requests are admitted. Start a load with: admitscope demo"),
+    )
+
+
+def _of(shown: int, total: int, what: str) -> str:
+    return f"{f.count(total)} {what}" if shown >= total else f"{f.count(shown)} of {f.count(total)} {what}"
+
+
+def _given(value: Any) -> str | None:
+    """A text cell of a frame; pandas has NaN where the model had None."""
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _sortable(value: Any) -> float:
+    """Sort value of a number that may be missing: missing comes before everything."""
+    number = _number(value)
+    return -1e308 if number is None else number

@@ -1,0 +1,111 @@
+"""The view "Admission": the last passes, how each spent its ledgers, and every candidate it looked at."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard import charts, frames, tables
+from dashboard import formats as f
+from dashboard.components import live_table
+from dashboard.session import Viewer
+from dashboard.views.parts import legend, waiting_for_engine
+from telemetry.observe import PassesAnswer, PassRow
+
+
+def show(viewer: Viewer) -> None:
+    """Passes on the left; the picked one, or the newest, on the right and below."""
+    look = viewer.look("passes", "latency", "requests")
+    if look.passes is None:
+        waiting_for_engine(viewer, look.error)
+        return
+    made = frames.made_passes(look.passes)
+    left, right = st.columns([1, 1.35], gap="medium")
+    with left:
+        _steps(viewer, look.passes, made)
+    chosen = _chosen(made)
+    with right:
+        if chosen is None:
+            st.subheader("Three ledgers of a pass", anchor=False)
+            st.caption("The ledgers appear with the first admission pass. Start a load with: admitscope demo")
+        else:
+            _ledgers(viewer, chosen)
+    if chosen is not None:
+        st.subheader(f"Candidates of step {f.count(chosen.step)}", anchor=False)
+        live_table(
+            tables.decisions_table(frames.decisions_of(chosen), viewer.colours),
+            viewer.colours,
+            key="candidates",
+            height=330,
+        )
+
+
+def _chosen(made: list[PassRow]) -> PassRow | None:
+    """The pass that was picked, kept even when it has left the list of the last ones; else the newest."""
+    wanted = st.session_state.get("picked_step")
+    if wanted is None:
+        return made[0] if made else None
+    found = next((row for row in made if row.step == wanted), None)
+    if found is not None:
+        st.session_state["kept_pass"] = found
+    kept = st.session_state.get("kept_pass")
+    if isinstance(kept, PassRow) and kept.step == wanted:
+        return kept
+    return made[0] if made else None
+
+
+def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
+    st.subheader("Last steps, tokens computed", anchor=False)
+    colours = viewer.colours.segments
+    legend([(colours[part], part, "") for part in ("admission", "continuation", "decode rows")])
+    st.altair_chart(
+        charts.steps_chart(frames.steps_frame(passes), viewer.colours), width="stretch", key="steps_computed"
+    )
+    picked = live_table(
+        tables.passes_table(made),
+        viewer.colours,
+        key="passes",
+        height=236,
+        selected=str(st.session_state.get("picked_step")),
+        pickable=True,
+    )
+    if picked is not None:
+        st.session_state["picked_step"] = int(picked)
+        st.rerun(scope="fragment")
+    if st.session_state.get("picked_step") is None:
+        st.caption("The newest pass is shown. Click a pass to hold it.")
+    elif st.button("Follow the newest pass again", key="follow_newest"):
+        st.session_state["picked_step"] = None
+        st.session_state["kept_pass"] = None
+        st.rerun(scope="fragment")
+    mix = frames.reason_mix(passes)
+    if mix:
+        words = " · ".join(f"{f.words(reason)} {n}" for reason, n, _ in mix[:6])
+        st.caption(f"Decisions in these steps: {words}")
+
+
+def _ledgers(viewer: Viewer, row: PassRow) -> None:
+    st.subheader(f"Ledgers of step {f.count(row.step)}", anchor=False)
+    colours = viewer.colours.segments
+    names = ("decode rows", "continuation", "admission", "left", "overdraft")
+    legend([(colours[name], name, "") for name in names] + [(viewer.colours.bad, "needed by the refused (outline)", "")])
+    segments, need = frames.ledger_segments(row), frames.ledger_need(row)
+    st.altair_chart(charts.ledger_chart(segments, need, viewer.colours), width="stretch", key="ledgers_of_pass")
+    amounts = "".join(_amount(row, name) for name in frames.LEDGERS)
+    st.html(f'<div class="amounts">{amounts}</div>')
+    st.caption(_ending(row))
+
+
+def _amount(row: PassRow, name: str) -> str:
+    limit = getattr(row.limits, name)
+    left = None if row.budget_close is None else getattr(row.budget_close, name)
+    words = "no limit" if limit is None else f"{f.tokens(left)} of {f.tokens(limit)} tok left"
+    return f"<span><em>{f.LEDGER_NAMES[name]}</em> {words}</span>"
+
+
+def _ending(row: PassRow) -> str:
+    refused = frames.refusal_of(row)
+    seen = f"{len(row.candidates)} looked at, {row.not_considered} not reached, {row.num_waiting} waiting afterwards."
+    if refused is None:
+        return f"Nobody was refused. {seen}"
+    numbers = "" if refused.need is None else f": it needs {f.tokens(refused.need)}, there is {f.tokens(refused.have)}"
+    return f"{f.short_rid(refused.rid)} was refused, {f.words(refused.reason)}{numbers}. {seen}"

@@ -1,0 +1,43 @@
+"""The view "K/V pages": the map of the pool, one page's owner, and the largest owners."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard import components, frames, tables
+from dashboard.page_map import page_map_data, page_sentence
+from dashboard.session import Viewer
+from dashboard.views.parts import waiting_for_engine
+
+_MODES = {"state": "By state", "owner": "By owner"}
+
+
+def show(viewer: Viewer) -> None:
+    """The map over the full width, the chosen page's sentence, then the owners."""
+    look = viewer.look("pages", "latency", "requests")
+    if look.pages is None:
+        waiting_for_engine(viewer, look.error)
+        return
+    pages = look.pages
+    st.subheader("Pages of the K/V pool", anchor=False)
+    mode = st.segmented_control(
+        "Colours", list(_MODES), format_func=_MODES.__getitem__, default="state", key="map_mode", label_visibility="collapsed"
+    )
+    picked = components.page_map(
+        page_map_data(pages, viewer.colours, mode=mode or "state", chosen=st.session_state.get("picked_page")),
+        viewer.colours,
+        key="page_map",
+    )
+    if picked is not None:
+        st.session_state["picked_page"] = picked
+    chosen = st.session_state.get("picked_page")
+    facts = None if chosen is None else frames.page_facts(pages, chosen)
+    with st.container(key="page_owner"):
+        st.text("No page is chosen." if facts is None else page_sentence(facts, pages.page_size))
+    st.subheader("Largest owners", anchor=False)
+    components.live_table(
+        tables.owners_table(pages.owners, pages.num_pages, pages.owners_total, viewer.colours),
+        viewer.colours,
+        key="owners",
+        height=330,
+    )

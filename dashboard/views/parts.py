@@ -1,0 +1,74 @@
+"""Small parts that several views use: headings, legends, the story of one request."""
+
+from __future__ import annotations
+
+from html import escape
+
+import streamlit as st
+
+from dashboard import charts, frames, tables
+from dashboard import formats as f
+from dashboard.components import live_table
+from dashboard.session import Viewer
+
+
+def legend(items: list[tuple[str, str, str]], *, line: bool = False) -> None:
+    """A legend of (colour, label, amount) in one row."""
+    shape = "legend-line" if line else "legend-box"
+    spans = "".join(
+        f'<span><i class="{shape}" style="background:{escape(colour)};color:{escape(colour)}"></i>{escape(label)}'
+        f"{f' <b>{escape(amount)}</b>' if amount else ''}</span>"
+        for colour, label, amount in items
+    )
+    st.html(f'<div class="legend-row">{spans}</div>')
+
+
+def waiting_for_engine(viewer: Viewer, error: str | None) -> None:
+    """What a panel shows before the first answer ever came."""
+    what = "The engine has not answered yet." if error else "Waiting for the first answer of the engine."
+    st.html(
+        f'<div class="nothing"><strong>{what}</strong><span>Start one with <code>admitscope serve</code>, or everything '
+        f"at once with <code>admitscope demo</code>. This page looks at {escape(viewer.settings.url)} and fills by "
+        "itself.</span></div>"
+    )
+
+
+def request_story(viewer: Viewer, rid: str, *, full: bool) -> None:
+    """Why a request waits, was late or ended: sentences; with `full` also its parts of TTFT and its decisions."""
+    found = viewer.detail(rid)
+    if found.error and found.explanation is None:
+        st.html(f'<div class="nothing"><strong>No answer about {escape(rid)}</strong><span>{escape(found.error)}</span></div>')
+        return
+    if found.explanation is None:
+        st.html(
+            f'<div class="nothing"><strong>The engine does not know {escape(rid)}</strong>'
+            "<span>It keeps the latest requests only. Pick another one.</span></div>"
+        )
+        return
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.explanation.sentences)
+    st.html(f'<ol class="explain" data-testid="explain">{sentences}</ol>')
+    if not full or found.detail is None:
+        return
+    _where_ttft_went(viewer, found.detail.timeline.ttft_ns, frames.parts_frame(found.detail.timeline))
+    st.subheader("Every decision about it", anchor=False)
+    live_table(
+        tables.decisions_table(found.detail.decisions, viewer.colours, with_step=True),
+        viewer.colours,
+        key="decisions_of_request",
+        height=260,
+    )
+
+
+def _where_ttft_went(viewer: Viewer, ttft_ns: int | None, parts: object) -> None:
+    frame = frames.pd.DataFrame(parts)
+    if frame.empty:
+        return
+    total = f.duration(ttft_ns / 1e9) if ttft_ns is not None else "so far"
+    st.subheader(f"Where its time to first token went · {total}", anchor=False)
+    legend(
+        [
+            (viewer.colours.parts[part], f.words(part), f.duration(seconds))
+            for part, seconds in zip(frame["part"], frame["seconds"], strict=True)
+        ]
+    )
+    st.altair_chart(charts.parts_chart(frame, viewer.colours), width="stretch", key="parts_of_ttft")
