@@ -3,8 +3,8 @@
     python bench/accuracy.py [--dtype float32] [--prompts 4] [--prompt-tokens 64] [--new-tokens 64]
 
 The oracle is transformers' LlamaForCausalLM in float32. For SmolLM2 it is built here from the GGUF file with weights
-that are dequantised by the `gguf` package's own reader, so that nothing of the engine's loader is trusted. A tiny random
-Llama goes through a Hugging Face folder, in one file and sharded. Prints a table and one JSON line per model.
+that are dequantised by the `gguf` package's own reader, so that nothing of the engine's loader is trusted. A tiny
+random Llama goes through a Hugging Face folder, in one file and sharded. Prints a table and one JSON line per model.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def smollm2_oracle(path: Path) -> Any:
     )
     raw = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
     table = raw["token_embd.weight"]
-    state = {"model.embed_tokens.weight": table, "lm_head.weight": table, "model.norm.weight": raw["output_norm.weight"]}
+    state = {"model.embed_tokens.weight": table, "lm_head.weight": table}
+    state["model.norm.weight"] = raw["output_norm.weight"]
     for layer in range(config.num_hidden_layers):
         for theirs, ours in GGUF_TO_TRANSFORMERS.items():
             weight = raw[f"blk.{layer}.{theirs}.weight"]

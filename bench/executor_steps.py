@@ -30,7 +30,8 @@ def machine() -> str:
     flags = info.read_text()
     extras = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     name = names[0] if names else platform.processor()
-    return f"{name}, {len(names)} CPUs ({', '.join(extras)}), {torch.get_num_threads()} threads, torch {torch.__version__}"
+    cpus = f"{name}, {len(names)} CPUs ({', '.join(extras)})"
+    return f"{cpus}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def decode_ms(executor: TorchExecutor, *, rows: int, context: int, steps: int) -> float:

@@ -95,9 +95,9 @@ class PagedMetadata:
                 raise MetadataError(f"{name} has {array.ndim} dimensions; 1 is needed")
         batch = self.batch_size
         for name in ("qo_indptr", "kv_indptr"):
-            if len(getattr(self, name)) != batch + 1:
+            if (entries := len(getattr(self, name))) != batch + 1:
                 raise MetadataError(
-                    f"{name} has {len(getattr(self, name))} entries; last_page_len has {batch}, so {batch + 1} are needed"
+                    f"{name} has {entries} entries; last_page_len has {batch}, so {batch + 1} are needed"
                 )
         if len(self.out_slots) != self.num_rows:
             raise MetadataError(f"out_slots has {len(self.out_slots)} entries; positions has {self.num_rows}")
@@ -114,7 +114,8 @@ class PagedMetadata:
         too_long = self.qo_lens > self.seq_lens
         if too_long.any():
             i = int(too_long.argmax())
-            raise MetadataError(f"request {i} has {self.qo_lens[i]} query rows but a context of {self.seq_lens[i]} tokens")
+            rows, context = self.qo_lens[i], self.seq_lens[i]
+            raise MetadataError(f"request {i} has {rows} query rows but a context of {context} tokens")
 
     def _check_pages(self, num_pages: int) -> None:
         ids = self.kv_indices

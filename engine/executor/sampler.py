@@ -4,7 +4,8 @@ Random choice is Gumbel-max over the tokens that survive the filters, with noise
 (seed, position, token id). No generator, no state: a request with a seed gets the same noise whatever its batch peers,
 its slot, or a retraction in between.
 
-Order of the filters: temperature, top_k, then top_p over what top_k left. Tokens that tie with the last survivor survive.
+Order of the filters: temperature, top_k, then top_p over what top_k left. Tokens that tie with the last survivor
+survive.
 """
 
 from __future__ import annotations
@@ -123,9 +124,7 @@ def _survivors(scaled: torch.Tensor, *, top_k: int, top_p: float) -> torch.Tenso
     return (scaled >= floor).nonzero().squeeze(1)
 
 
-def _logprobs(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], picks: Sequence[int]
-) -> list[TokenLogprobs | None]:
+def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], picks: Sequence[int]) -> list[TokenLogprobs | None]:
     """Log-probabilities of the rows that ask, from the raw logits: before temperature, filters and forbidden ends."""
     asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     answers: list[TokenLogprobs | None] = [None] * len(rows)
@@ -147,7 +146,8 @@ def _check_finite(best: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     finite = best.isfinite()
     if not bool(finite.all()):
         i = int(finite.int().argmin())
-        raise NonFiniteLogits(f"request {rows[i].rid}: its best logit at position {rows[i].position} is {best[i].item()}")
+        where = f"request {rows[i].rid}, position {rows[i].position}"
+        raise NonFiniteLogits(f"{where}: the best logit is {best[i].item()}; a finite number is needed")
 
 
 def _gumbel(token_keys: torch.Tensor, row_key: int) -> torch.Tensor:

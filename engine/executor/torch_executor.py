@@ -24,7 +24,7 @@ class BatchError(ValueError):
 class TorchExecutor:
     """Runs `model` over `num_pages` pages of `page_size` tokens.
 
-    max_context_tokens   longest sequence this executor accepts
+    max_context_tokens   longest sequence this executor accepts; None: the model's own limit
     secret               see Sampler
     """
 
@@ -40,12 +40,13 @@ class TorchExecutor:
         secret: bytes | None = None,
     ) -> None:
         config = model.config
+        context = config.max_context_tokens if max_context_tokens is None else max_context_tokens
         self._model = model
         self._attention = attention
         self._info = ExecutorInfo(
             model=name,
             vocab_size=config.vocab_size,
-            max_context_tokens=min(max_context_tokens or model.max_positions, model.max_positions),
+            max_context_tokens=context,
             page_size=page_size,
             num_pages=num_pages,
             attention_backend=attention.name,
@@ -53,6 +54,7 @@ class TorchExecutor:
             dtype=str(model.dtype).removeprefix("torch."),
             eos_token_ids=config.eos_token_ids,
         )
+        model.reserve_positions(min(context, num_pages * page_size))
         self._sampler = Sampler(vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, secret=secret)
         # Zeros, not garbage: a backend that multiplies a masked slot by 0 must not meet NaN.
         self.kv_cache = torch.zeros(

@@ -99,7 +99,7 @@ class GgufFile:
         try:
             values = dequantize(raw.reshape(*shape[:-1], -1), kind)
         except NotImplementedError as error:
-            raise ModelFormatError(f"{self.path}: tensor {name} is of type {kind.name}, which is not supported") from error
+            raise ModelFormatError(f"{self.path}: tensor {name} has type {kind.name}: not supported") from error
         return np.ascontiguousarray(values.reshape(shape), dtype=np.float32)
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class GgufFile:
             raise ModelFormatError(f"{self.path}: metadata key {key} nests arrays deeper than {_MAX_NESTING}")
         item = self._scalar("<I", key)
         # Every element takes at least one byte: a longer count is a lie, and looping over it would not end.
-        count = self._count(f"length of {key}", len(self._map) - self._at)
+        count = self._count(f"length of {key}", len(self._map) - self._at - 8)
         if item in _SCALARS:
             code = _SCALARS[item]
             raw = self._take(count * struct.calcsize(code), key)
@@ -163,7 +163,7 @@ class GgufFile:
         return [self._value(item, key, nesting=nesting + 1) for _ in range(count)]
 
     def _string(self, what: str) -> str:
-        length = self._count(f"length of {what}", len(self._map) - self._at)
+        length = self._count(f"length of {what}", len(self._map) - self._at - 8)
         try:
             return self._take(length, what).decode()
         except UnicodeDecodeError as error:

@@ -82,7 +82,8 @@ def _read_weights(file: GgufFile, config: LlamaConfig, dtype: torch.dtype) -> Ll
     layers = []
     for i in range(config.num_layers):
         p = f"blk.{i}"
-        q, k = take_rotary(f"{p}.attn_q.weight", config.num_heads), take_rotary(f"{p}.attn_k.weight", config.num_kv_heads)
+        q = take_rotary(f"{p}.attn_q.weight", config.num_heads)
+        k = take_rotary(f"{p}.attn_k.weight", config.num_kv_heads)
         layers.append(
             LayerWeights(
                 attention_norm=take(f"{p}.attn_norm.weight", hidden),

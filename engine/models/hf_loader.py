@@ -61,6 +61,7 @@ def read_config(folder: Path) -> LlamaConfig:
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         bos_token_id=_int(path, raw, "bos_token_id", None),
         eos_token_ids=_token_ids(generation, ends) or _token_ids(path, raw),
+        rope_scaling=scaling,
     ).check(path)
 
 

@@ -54,7 +54,7 @@ class Linear:
 
 def _pack(weight: torch.Tensor) -> Any:
     """The weight in oneDNN's layout, or None when this build of torch cannot: packing is not a public interface."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu":
         return None
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)

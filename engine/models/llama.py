@@ -44,11 +44,8 @@ class _Layer:
 class LlamaModel:
     """A decoder ready to run on CPU. `config` holds its facts (RoPE, end tokens, context)."""
 
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, max_positions: int | None = None) -> None:
-        """Takes `weights` apart: each matrix is dropped as soon as it is in its final layout.
-
-        max_positions   rows of the rotary tables; None: the model's whole context
-        """
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights) -> None:
+        """Takes `weights` apart: each matrix is dropped as soon as it is in its final layout."""
         self.config = config
         self.dtype = weights.embedding.dtype
         self._embedding = weights.embedding
@@ -68,8 +65,12 @@ class LlamaModel:
                     down=Linear(layer.down),
                 )
             )
-        self.max_positions = max_positions or config.max_context_tokens
-        self._cos, self._sin = rope_tables(config, self.max_positions, self.dtype)
+        self._cos, self._sin = rope_tables(config, 0, self.dtype)
+
+    def reserve_positions(self, count: int) -> None:
+        """Make positions below `count` usable. Left to the executor: its pool may hold far less than the context."""
+        if count > len(self._cos):
+            self._cos, self._sin = rope_tables(self.config, count, self.dtype)
 
     def forward(
         self,

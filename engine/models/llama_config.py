@@ -20,6 +20,17 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_context: int = 8192
 
+    def check(self, source: object) -> None:
+        """Raise ModelFormatError where the stretch is not defined."""
+        if not 1 <= self.factor < float("inf"):
+            raise ModelFormatError(f"{source}: RoPE scaling factor is {self.factor}; at least 1 is needed")
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ModelFormatError(
+                f"{source}: high_freq_factor is {self.high_freq_factor}; more than low_freq_factor, "
+                f"{self.low_freq_factor}, is needed"
+            )
+        _at_least(source, "original_max_position_embeddings", self.original_context, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
@@ -61,8 +72,8 @@ class LlamaConfig:
             value = getattr(self, field)
             if not 0 < value < float("inf"):
                 raise ModelFormatError(f"{source}: {field} is {value}; a finite number above 0 is needed")
-        if self.rope_scaling is not None and not self.rope_scaling.factor >= 1:
-            raise ModelFormatError(f"{source}: rope scaling factor is {self.rope_scaling.factor}; at least 1 is needed")
+        if self.rope_scaling is not None:
+            self.rope_scaling.check(source)
         for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
             if not 0 <= token_id < self.vocab_size:
                 raise ModelFormatError(

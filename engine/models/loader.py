@@ -31,8 +31,6 @@ def load_weights(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, LlamaWeig
     raise ModelFormatError(f"model.path={str(path)!r} does not exist; a GGUF file or a Hugging Face folder is needed")
 
 
-def load_model(path: Path, *, dtype: torch.dtype, max_context_tokens: int | None = None) -> LlamaModel:
-    """A model ready to run. `max_context_tokens` bounds the rotary tables; None: the model's whole context."""
-    config, weights = load_weights(path, dtype)
-    limit = config.max_context_tokens
-    return LlamaModel(config, weights, max_positions=min(max_context_tokens or limit, limit))
+def load_model(path: Path, *, dtype: torch.dtype) -> LlamaModel:
+    """A model ready to run, but for `reserve_positions`."""
+    return LlamaModel(*load_weights(path, dtype))

@@ -59,7 +59,7 @@ def build(
     page_seed: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Ragged:
-    """A batch of `lens`. `shared`: later requests take full prefix pages of the first. `page_seed`: permute page ids."""
+    """A batch of `lens`. `shared`: later requests take full prefix pages of the first. `page_seed` permutes page ids."""
     rng = np.random.default_rng(seed)
     page = shape.page_size
     tokens_at_most = sum(-(-seq // page) for _, seq in lens)
@@ -73,7 +73,8 @@ def build(
         if shared and i:
             # Full in both, and nothing in it is written by either in this step.
             common = min(lens[0][1] - lens[0][0], seq - rows) // page
-        k[: common * page], v[: common * page] = keys[0][: common * page] if i else 0, values[0][: common * page] if i else 0
+        if common:
+            k[: common * page], v[: common * page] = keys[0][: common * page], values[0][: common * page]
         keys.append(k)
         values.append(v)
         own = [free.pop() for _ in range(-(-seq // page) - common)]
@@ -108,7 +109,9 @@ def metadata_of(lens: list[tuple[int, int]], pages: list[list[int]], page: int) 
     """The batch description of `lens` over `pages`, written as plainly as possible."""
     positions = [p for rows, seq in lens for p in range(seq - rows, seq)]
     slots = [
-        ids[p // page] * page + p % page for (rows, seq), ids in zip(lens, pages, strict=True) for p in range(seq - rows, seq)
+        ids[p // page] * page + p % page
+        for (rows, seq), ids in zip(lens, pages, strict=True)
+        for p in range(seq - rows, seq)
     ]
     return PagedMetadata(
         qo_indptr=np.cumsum([0] + [rows for rows, _ in lens]).astype(np.int32),
