@@ -29,6 +29,8 @@ from engine.errors import ConfigError
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
 ENV_DELIMITER: Final = "__"
+#: Of the dashboard, where an engine's address and key are: names that `serve` leaves alone.
+CLIENT_NAMES: Final = frozenset({"ADMITSCOPE_URL", "ADMITSCOPE_API_KEY"})
 
 
 class UsageError(ConfigError):
@@ -77,7 +79,7 @@ class ServeCommand(EngineConfig, BaseSettings):
     journal: Path | None = Path("journals")
     """Folder that journals are written to, one per run. `none` writes nothing."""
     journal_max_mib: int = Field(512, ge=4)
-    """Size of one run's journal on disk, in MiB; beyond it the oldest part goes."""
+    """Size of one run's journal on disk, in MiB; once it is reached, the rest of the run is not recorded."""
     on_violation: Literal["record", "raise"] = "record"
     """When a law of the core breaks: `record` counts it and serves on, `raise` stops the engine at that step."""
     pick_port: bool = False
@@ -102,12 +104,12 @@ class ExplainCommand(_Command):
     """Tell the life of one request from a journal: why it waited, for whom, what it was promised. With numbers.
 
     examples:
-      admitscope explain journals/run-1 chatcmpl-42
-      admitscope explain journals/run-1 chatcmpl-42 --json
+      admitscope explain journals/RUN.jsonl chatcmpl-42
+      admitscope explain journals/RUN.jsonl chatcmpl-42 --json
     """
 
     journal: CliPositionalArg[Path]
-    """A journal: a run's folder, or one of its files."""
+    """The first file of a journal; later parts of the run are found beside it."""
     rid: CliPositionalArg[str]
     """The request's id: the `id` of its answer."""
     json_output: bool = Field(False, alias="json")
@@ -120,12 +122,12 @@ class ReplayCommand(_Command):
     Exit status 0 when all are identical, 1 at the first that differs (both are printed).
 
     examples:
-      admitscope replay journals/run-1
-      admitscope replay journals/run-1 --json
+      admitscope replay journals/RUN.jsonl
+      admitscope replay journals/RUN.jsonl --json
     """
 
     journal: CliPositionalArg[Path]
-    """A journal: a run's folder, or one of its files."""
+    """The first file of a journal; later parts of the run are found beside it."""
     json_output: bool = Field(False, alias="json")
     """Print one JSON object instead of a sentence."""
 
@@ -236,7 +238,7 @@ def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
     """Raise for a misspelt name: it would be a setting silently not applied. Deeper words are pydantic's to judge."""
     known = {name.upper() for name in ServeCommand.model_fields}
     for name in environment:
-        if name.upper().startswith(ENV_PREFIX):
+        if name.upper().startswith(ENV_PREFIX) and name not in CLIENT_NAMES:
             head = name.upper().removeprefix(ENV_PREFIX).split(ENV_DELIMITER)[0]
             if head not in known:
                 raise UsageError(f"{name}: no such setting; `admitscope serve --help` lists them")

@@ -35,7 +35,7 @@ class Child:
         self.log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
-                [sys.executable, "-m", "telemetry.demo.watchdog", module, *arguments],
+                [sys.executable, "-m", "telemetry.watchdog", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if keep_output else file,
                 stderr=file,

@@ -1,4 +1,4 @@
-"""Run a module that does not outlive its parent: `python -m telemetry.demo.watchdog MODULE ARGS…`.
+"""Run a module that does not outlive its parent: `python -m telemetry.watchdog MODULE ARGS…`.
 
 The parent keeps the write end of this process's standard input open and writes nothing. When the parent ends, however
 it ends, the kernel closes the pipe; reading it returns, and this process ends itself. Works on every POSIX system, and
@@ -40,7 +40,7 @@ def _watch(fd: int, grace_s: float) -> None:
 def main() -> None:
     """Take MODULE and its arguments from the command line and become it."""
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m telemetry.demo.watchdog MODULE [ARGUMENTS]")
+        sys.exit("usage: python -m telemetry.watchdog MODULE [ARGUMENTS]")
     # The module gets an empty standard input; the pipe moves aside, where nothing else reads from it.
     fd = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)

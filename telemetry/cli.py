@@ -1,0 +1,97 @@
+"""The `admitscope` command. Owns: which command runs what, and the exit status.
+
+0: done. 1: it ran, and the answer is no (a replay that differs, a request that is unknown, a demo with failures).
+2: bad usage, or something that a person must change first. Parts are imported where they are used: `--help` and
+`explain` need neither torch nor a web server.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from engine.errors import AdmitscopeError
+from telemetry.settings import (
+    Command,
+    DashboardCommand,
+    DemoCommand,
+    ExplainCommand,
+    ReplayCommand,
+    ServeCommand,
+    parse,
+)
+
+USAGE_STATUS = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status; SystemExit after help and unknown words."""
+    if not __debug__:
+        print(
+            "admitscope: refuses to run under python -O or PYTHONOPTIMIZE: the laws of the core are assertions",
+            file=sys.stderr,
+        )
+        return USAGE_STATUS
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        import importlib.metadata
+
+        print(f"admitscope {importlib.metadata.version('admitscope')}")
+        return 0
+    try:
+        return run(parse(words))
+    except AdmitscopeError as error:
+        for line in str(error).splitlines():
+            print(f"admitscope: {line}", file=sys.stderr)
+        return USAGE_STATUS
+    except ModuleNotFoundError as error:
+        print(f"admitscope: {error.name} is not installed: this command needs an extra (see README)", file=sys.stderr)
+        return USAGE_STATUS
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `admitscope explain … | head`: whoever read has seen enough. Python would complain again at exit.
+        sys.stderr.close()
+        return 1
+
+
+def run(command: Command) -> int:
+    """Run a parsed command."""
+    match command:
+        case ServeCommand():
+            from telemetry.launch import serve
+
+            return serve(command)
+        case ExplainCommand():
+            return _explain(command)
+        case ReplayCommand():
+            return _replay(command)
+        case DashboardCommand():
+            from telemetry.page import run_page
+
+            return run_page(command)
+        case DemoCommand():
+            from rich.console import Console
+
+            from telemetry.demo.orchestrator import run_demo
+
+            return run_demo(command, Console())
+
+
+def _explain(command: ExplainCommand) -> int:
+    from telemetry.explain import explain
+
+    return 0
+
+
+def _replay(command: ReplayCommand) -> int:
+    from telemetry.replay import replay
+    from telemetry.replay_report import render
+
+    report = replay(command.journal)
+    print(report.model_dump_json(indent=1) if command.json_output else render(report))
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Composition root. Owns: the one place that builds an engine, its listeners and its HTTP routes, and runs them.
+
+Listeners on the engine thread, in order: the invariant checker (first, so that nothing records what it will refuse),
+metrics, then queues for those with a worker of their own: journal and read model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import secrets
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+from fastapi import FastAPI
+
+from engine.clock import Clock, MonotonicClock
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.events import EventSink, FanOut
+from engine.executor.base import Executor, ExecutorInfo
+from engine.executor.factory import build_executor
+from engine.llm_engine import LLMEngine
+from engine.server.app import create_app
+from engine.server.engine_thread import EngineThread
+from engine.server.intake import ServedModel
+from engine.server.serve import build_server
+from engine.text.stops import stop_watchers
+from engine.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from invariants.checker import InvariantChecker
+from invariants.violation import InvariantViolation, Violation
+from telemetry.auditor import Auditor
+from telemetry.buffered import BufferedSink, ErrorLog, SinkStats
+from telemetry.exposition import Exposition
+from telemetry.isolation import IsolatedSink
+from telemetry.journal import new_journal_path
+from telemetry.journal_cap import CappedJournal
+from telemetry.metrics import MetricsSink
+from telemetry.metrics_route import metrics_router
+from telemetry.ports import bind_listener, port_of
+from telemetry.settings import ServeCommand
+
+_log = logging.getLogger(__name__)
+
+#: How often a whole snapshot is recounted while the engine works.
+AUDIT_PERIOD_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class Instance:
+    """One built engine with everything around it."""
+
+    engine: LLMEngine
+    engine_thread: EngineThread
+    app: FastAPI
+    checker: InvariantChecker
+    metrics: MetricsSink
+    journal: CappedJournal | None
+    queues: tuple[BufferedSink, ...]
+    executor: Executor
+    auditor: Auditor
+
+    def close(self) -> None:
+        """After the engine thread has ended: write what waits, give memory back."""
+        self.auditor.close()
+        for queue in self.queues:
+            queue.close()
+        self.executor.close()
+
+
+def build_instance(command: ServeCommand, *, executor: Executor | None = None, clock: Clock | None = None) -> Instance:
+    """Load the model and put everything together; nothing runs yet.
+
+    Raises ConfigError or ModelFormatError. The caller closes the instance.
+    """
+    config = command.engine_config()
+    clock = clock or MonotonicClock()
+    executor = executor or build_executor(config)
+    info = executor.info()
+    tokenizer = tokenizer_for(config, info)
+    checker = InvariantChecker(
+        on_violation=command.on_violation, time_ns=time.perf_counter_ns, listener=_violation_logger()
+    )
+    metrics = MetricsSink(clock=clock, expects_responses=True)
+    journal = _journal(command)
+    isolated = (
+        IsolatedSink(checker, "checker", lets_through=(InvariantViolation,)),
+        IsolatedSink(metrics, "metrics"),
+    )
+    queues = (BufferedSink(journal, "journal"),) if journal is not None else ()
+    sinks: tuple[EventSink, ...] = (*isolated, *queues)
+    engine = LLMEngine(
+        config,
+        executor=executor,
+        clock=clock,
+        sink=FanOut(sinks),
+        stop_watcher=stop_watchers(tokenizer),
+        key_secret=secrets.token_bytes(32),
+        version=version(),
+        engine_id=uuid.uuid4().hex[:12],
+        wall_ns=time.time_ns(),
+    )
+    engine_thread = EngineThread(
+        engine,
+        max_queued_requests=config.server.max_queued_requests,
+        max_running_requests=config.scheduler.max_running_requests,
+        clock=clock,
+    )
+
+    def stats() -> Iterator[SinkStats]:
+        yield from (sink.stats() for sink in (*isolated, *queues))
+
+    def heartbeat() -> int:
+        return time.time_ns() - (clock.now_ns() - engine_thread.status.heartbeat_ns)
+
+    exposition = Exposition(metrics, checker=checker, sinks=stats, heartbeat=heartbeat)
+    app = create_app(
+        engine_thread=engine_thread,
+        tokenizer=tokenizer,
+        model=ServedModel(info.model, info.max_context_tokens, info.vocab_size, created=int(time.time())),
+        config=config.server,
+        clock=clock,
+        observer=metrics.front_end,
+        routers=(metrics_router(exposition),),
+        version=version(),
+    )
+    auditor = Auditor(engine, engine_thread, checker, period_s=AUDIT_PERIOD_S)
+    return Instance(engine, engine_thread, app, checker, metrics, journal, queues, executor, auditor)
+
+
+def tokenizer_for(config: EngineConfig, info: ExecutorInfo) -> Tokenizer:
+    """The model's tokenizer; readable bytes for made-up tokens."""
+    if config.executor.kind == "simulated":
+        return ByteTokenizer(info.vocab_size, eos_token_ids=info.eos_token_ids)
+    from engine.models.packaged import packaged_gguf_path
+
+    return load_tokenizer(config.model.path or packaged_gguf_path())
+
+
+def version() -> str:
+    """This distribution's version; "0" when it runs from an uninstalled tree."""
+    try:
+        return importlib.metadata.version("admitscope")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+def serve(command: ServeCommand) -> int:
+    """Serve until SIGINT or SIGTERM. Returns the exit status; raises ConfigError or ModelFormatError before that."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    server = command.server
+    # The port comes first: a taken one is said at once, not after the model has loaded.
+    with bind_listener(server.host, server.port, pick=command.pick_port) as listener:
+        if server.port not in {0, port_of(listener)}:
+            print(f"port {server.port} is taken: taking {port_of(listener)}", flush=True)
+        instance = build_instance(command)
+        try:
+            _announce(instance, command, listener)
+            instance.auditor.start()
+            uvicorn_server = build_server(instance.app, server, instance.engine_thread)
+            with _signals_left_to_the_server():
+                uvicorn_server.run(sockets=[listener])
+        finally:
+            instance.close()
+    return 0
+
+
+def _announce(instance: Instance, command: ServeCommand, listener: socket.socket) -> None:
+    host = f"[{command.server.host}]" if ":" in command.server.host else command.server.host
+    url = f"http://{host}:{port_of(listener)}"
+    info = instance.engine.info
+    print(f"{info.model} on {url}  ({info.num_pages} pages of {info.page_size} tokens, {info.attention_backend})")
+    print(f"  API      {url}/v1")
+    print(f"  metrics  {url}/metrics")
+    print(f"  page     admitscope dashboard {url}")
+    if instance.journal is not None:
+        print(f"  journal  {instance.journal.path}")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _signals_left_to_the_server() -> Iterator[None]:
+    """uvicorn raises its signal again once it has shut down: swallow that, or the journal would not be closed."""
+
+    def swallow(_number: int, _frame: FrameType | None) -> None:
+        return
+
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, swallow) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _journal(command: ServeCommand) -> CappedJournal | None:
+    """The journal of this run; its folder is made. Raises ConfigError when it cannot be."""
+    if command.journal is None:
+        return None
+    try:
+        command.journal.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"journal={str(command.journal)!r}: {error.strerror}; `none` writes no journal") from error
+    return CappedJournal(new_journal_path(command.journal, time.time_ns()), max_mib=command.journal_max_mib)
+
+
+def _violation_logger() -> Callable[[Violation], None]:
+    """Log violations at a bounded rate: a broken law may break in every step."""
+    log = ErrorLog("checker")
+
+    def listen(violation: Violation) -> None:
+        log.record(InvariantViolation(violation), f"checking step {violation.step}")
+
+    return listen

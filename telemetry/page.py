@@ -1,0 +1,67 @@
+"""The dashboard as a child process. Owns: starting Streamlit on `dashboard/app.py`, by path, and ending it with us."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from engine.errors import ConfigError
+from telemetry.ports import PortTaken, free_port
+from telemetry.settings import DashboardCommand
+
+#: Beside this package, in a checkout and in a wheel. By path: the layers below the dashboard do not import it.
+APP: Final = Path(__file__).resolve().parent.parent / "dashboard" / "app.py"
+_STOP_S: Final = 5.0
+
+
+def streamlit_command(command: DashboardCommand, port: int) -> list[str]:
+    """The command line of the child. Nothing leaves the machine: no statistics, no address look-up, no browser."""
+    return [
+        sys.executable, "-m", "telemetry.watchdog", "streamlit", "run", str(APP),
+        "--server.address", command.host,
+        "--server.port", str(port),
+        "--server.headless", "true",
+        "--server.fileWatcherType", "none",
+        "--browser.serverAddress", command.host,
+        "--browser.gatherUsageStats", "false",
+        "--", "--url", command.url,
+    ]  # fmt: skip
+
+
+def run_page(command: DashboardCommand) -> int:
+    """Show the page until Ctrl-C or SIGTERM. Raises ConfigError when it cannot start."""
+    if not APP.exists():
+        raise ConfigError(f"{APP} is missing: the dashboard is not part of this installation")
+    port = free_port(command.host, command.port)
+    if command.port not in {0, port}:
+        if not command.pick_port:
+            raise PortTaken(
+                f"port {command.port} on {command.host} is taken: give another --port, or --pick-port for any"
+            )
+        print(f"port {command.port} is taken: taking {port}", flush=True)
+    print(f"the page of {command.url} is on http://{command.host}:{port}", flush=True)
+    # The pipe ends with this process, however it ends, and the watchdog ends Streamlit with it.
+    child = subprocess.Popen(streamlit_command(command, port), stdin=subprocess.PIPE)  # noqa: S603 - ours
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        child.terminate()
+        try:
+            child.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        assert child.stdin is not None
+        child.stdin.close()
