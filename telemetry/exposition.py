@@ -8,7 +8,6 @@ the two to the same samples.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
@@ -37,7 +36,7 @@ class Exposition(Collector):
 
     checker    the invariant checker, when one runs
     sinks      the engine's other listeners, asked at each scrape
-    heartbeat  Unix nanoseconds when the engine loop last turned; None: when it last completed a step
+    heartbeat  engine-clock nanoseconds when the engine loop last turned; None: when it last completed a step
     """
 
     def __init__(
@@ -47,13 +46,11 @@ class Exposition(Collector):
         checker: CheckerCounts | None = None,
         sinks: Callable[[], Iterable[SinkCounts]] = tuple,
         heartbeat: Callable[[], int] | None = None,
-        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._sink = sink
         self._checker = checker
         self._sinks = sinks
         self._heartbeat = heartbeat
-        self._wall_ns = wall_ns
         self._lock = threading.Lock()
         self._idle_shown_ns = 0
         self._front_at = sink.front_end.at
@@ -159,7 +156,7 @@ class Exposition(Collector):
         cells[at["waiting_oldest_seconds", ""]] = max(now - oldest, 0) if oldest is not None else 0
         self._idle(cells, now)
         if self._heartbeat is not None:
-            cells[at["heartbeat_timestamp_seconds", ""]] = self._heartbeat()
+            cells[at["heartbeat_timestamp_seconds", ""]] = sink.wall_ns(self._heartbeat())
         cells[at["telemetry_errors_total", "metrics"]] += sink.refused_increments
         for counts in self._sinks():
             if counts.component in SINKS:

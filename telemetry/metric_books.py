@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from engine.errors import RefusalCause
-from telemetry.metric_catalog import CATALOG, FRONT_END, OTHER, Metric
+from telemetry.metric_catalog import CATALOG, FRONT_END, Metric
 
 
 class Books:
@@ -99,10 +99,9 @@ class FrontEndMetrics:
         with self._lock:
             self._books.cells[self._received] += 1
 
-    def on_rejected(self, cause: RefusalCause | str) -> None:
-        """A request was turned away; an unknown cause is counted as `other`."""
-        at = self._books.at
-        cell = at.get(("requests_rejected_total", str(cause)), at["requests_rejected_total", OTHER])
+    def on_rejected(self, cause: RefusalCause) -> None:
+        """A request was turned away."""
+        cell = self._books.at["requests_rejected_total", cause]
         with self._lock:
             self._books.cells[cell] += 1
 
@@ -130,6 +129,11 @@ class FrontEndMetrics:
     def snapshot(self) -> tuple[int, ...]:
         with self._lock:
             return tuple(self._books.cells)
+
+    def rejected(self) -> dict[str, int]:
+        """Requests turned away, by cause."""
+        cells = self.snapshot()
+        return {cause.value: cells[self._books.at["requests_rejected_total", cause]] for cause in RefusalCause}
 
     @property
     def refused(self) -> int:

@@ -40,9 +40,6 @@ TOKS: Final = (
 CNT: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 RETR: Final = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0)
 
-#: A value outside a closed set (a newer word from elsewhere) is counted here where the set has it.
-OTHER: Final = "other"
-
 
 class LiveState(StrEnum):
     """Where live requests are. `retracted`: waiting again; `emitting`: finished, response not yet flushed."""
@@ -109,7 +106,7 @@ _QUEUE: Final = (
         "finish_reason",
         tuple(FinishReason),
     ),
-    _counter("requests_rejected_total", "What is turned away at the door, and why?", "cause", (*RefusalCause, OTHER)),
+    _counter("requests_rejected_total", "What is turned away at the door, and why?", "cause", tuple(RefusalCause)),
     _gauge("requests", "Where is every live request now?", "state", tuple(LiveState)),
     _gauge(
         "waiting_by_blocker",

@@ -36,7 +36,7 @@ class Value(BaseModel):
 class Head(Value):
     """What every answer begins with.
 
-    observe_seq  rises whenever anything here may have changed; equal numbers of one engine_id mean equal answers
+    observe_seq  rises with every event of the engine: while it is the same, only ages differ between answers
     step         last step of the engine that this answer includes
     t_ns         engine clock of the last event included
     """

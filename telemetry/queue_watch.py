@@ -43,6 +43,11 @@ class QueueWatch:
         """Waiting requests that had been admitted before."""
         return len(self._came_back)
 
+    def in_order(self) -> list[RequestTimeline]:
+        """Waiting requests: those the last pass refused, as it looked at them, then the others as they came."""
+        first = [self.waiting[rid] for rid in self._refused]
+        return first + [request for rid, request in self.waiting.items() if rid not in self._refused]
+
     def advance(self, t_ns: int) -> None:
         """Move the integrals to `t_ns`; an earlier time changes nothing."""
         delta = t_ns - self._at_ns
@@ -77,7 +82,7 @@ class QueueWatch:
         self._newcomers[request.rid] = None
         request.blocker = ENGINE_BUSY
         request.blocker_since_ns = max(t_ns, request.cursor_ns)
-        request.blocker_passes = self.passes
+        request.blocker_passes = request.pass_at_entry = self.passes
         request.reason = None
 
     def leave(self, request: RequestTimeline, t_ns: int) -> None:

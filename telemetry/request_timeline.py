@@ -93,6 +93,7 @@ class RequestTimeline:
         "num_retractions",
         "output_len",
         "parts",
+        "pass_at_entry",
         "phase",
         "priority",
         "prompt_len",
@@ -132,6 +133,7 @@ class RequestTimeline:
         self.blocker: int | None = None
         self.blocker_since_ns = event.t_ns
         self.blocker_passes = 0
+        self.pass_at_entry = 0
         self.reason: Reason | None = None
         self.decided: AdmissionDecided | None = None
         self.decisions: deque[AdmissionDecided] = deque(maxlen=KEPT)

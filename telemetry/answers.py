@@ -1,0 +1,384 @@
+"""Answers. Owns: how the read model's state becomes the values of `telemetry.observe`. The caller holds the lock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from engine.events import AdmissionDecided
+from engine.scheduler.decision import ADMITTED, LedgerView
+from telemetry.blockers import ENGINE_BUSY, ORDER
+from telemetry.latency_ring import SLOT_NS, quantile
+from telemetry.live_explain import sentences
+from telemetry.metric_catalog import LiveState
+from telemetry.observe import (
+    BLOCKERS,
+    TTFT_PARTS,
+    ChunkRow,
+    DecisionRow,
+    EngineStatus,
+    Explanation,
+    Head,
+    LatencyAnswer,
+    Ledgers,
+    PageMap,
+    PassesAnswer,
+    PassRow,
+    QueueAnswer,
+    QueueEntry,
+    RequestDetail,
+    RequestRow,
+    RequestsAnswer,
+    Timeline,
+    WaitSpan,
+)
+from telemetry.request_timeline import RequestTimeline
+
+if TYPE_CHECKING:
+    from telemetry.read_model import ReadModel, StepRow
+
+#: Gaps that a timeline carries, and from which a list row's median is taken.
+KEPT_GAPS: Final = 1024
+RATE_WINDOW_S: Final = 10
+
+
+def _ledgers(view: LedgerView | None) -> Ledgers | None:
+    if view is None:
+        return None
+    return Ledgers(
+        rem_input=view.rem_input,
+        rem_chunk=view.rem_chunk,
+        remaining_total=view.remaining_total,
+        remaining_current=view.remaining_current,
+    )
+
+
+def limits(model: ReadModel) -> Ledgers:
+    """What each ledger may hold at most, by configuration."""
+    scheduler, pool = model.config.scheduler, model.pages.num_pages * model.config.cache.page_size
+    return Ledgers(
+        rem_input=scheduler.max_prefill_tokens,
+        rem_chunk=scheduler.chunked_prefill_size,
+        remaining_total=pool,
+        remaining_current=pool,
+        rows=scheduler.max_running_requests,
+    )
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return head.model_dump()
+
+
+def status(model: ReadModel, head: Head) -> EngineStatus:
+    """One look at the engine."""
+    started, tracker, now = model.started, model.tracker, model.clock.now_ns()
+    assert started is not None, "the head was made"
+    queue = tracker.queue
+    row = model.steps[-1] if model.steps else None
+    plan = row.planned if row is not None else None
+    done = next((step.completed for step in reversed(model.steps) if step.completed is not None), None)
+    running = tracker.prefilling + tracker.decoding
+    beat = model.heartbeat() if model.heartbeat is not None else head.t_ns
+    oldest = queue.oldest_ns()
+    tokens, prefill = model.ring.rates(now, RATE_WINDOW_S)
+    last_pass = next((s.planned for s in reversed(model.steps) if s.planned.budget_close is not None), None)
+    remaining = _ledgers(last_pass.budget_close) if last_pass is not None else None
+    rows_left = max(model.config.scheduler.max_running_requests - running, 0)
+    violations = {k: v for k, v in model.checker.violations_by_id.items() if v} if model.checker is not None else {}
+    return EngineStatus(
+        **_head(head),
+        version=started.version,
+        model=started.model,
+        attention_backend=started.attention_backend,
+        policy=model.config.scheduler.schedule_policy,
+        uptime_s=(now - started.t_ns) / 1e9,
+        heartbeat_age_s=max(now - beat, 0) / 1e9,
+        steps_total=model.totals["steps"],
+        last_step_kind=done.kind if done is not None else None,
+        last_step_s=(done.times.applied_ns - done.times.started_ns) / 1e9 if done is not None else None,
+        waiting=len(queue.waiting),
+        running=running,
+        requests={
+            LiveState.WAITING: len(queue.waiting) - queue.retracted,
+            LiveState.PREFILL: tracker.prefilling,
+            LiveState.DECODE: tracker.decoding,
+            LiveState.RETRACTED: queue.retracted,
+            LiveState.EMITTING: len(tracker.emitting),
+        },
+        waiting_by_blocker=dict(zip(BLOCKERS, queue.counts, strict=True)),
+        waiting_tokens=_waiting_tokens(model),
+        waiting_oldest_s=max(now - oldest, 0) / 1e9 if oldest is not None else 0.0,
+        kv_pages=model.pages.counts(),
+        page_size=started.page_size,
+        limits=limits(model),
+        remaining=(remaining or Ledgers()).model_copy(update={"rows": rows_left}),
+        new_token_ratio=plan.new_token_ratio if plan is not None else 0.0,
+        promised_tokens=plan.promised_tokens if plan is not None and running else 0.0,
+        tokens_per_s=tokens,
+        prefill_tokens_per_s=prefill,
+        rate_window_s=RATE_WINDOW_S,
+        requests_received=model.totals["received"],
+        requests_finished={reason.value: count for reason, count in model.finish_counts.items()},
+        requests_rejected={cause: count for cause, count in model.rejected().items() if count},
+        prompt_tokens_computed=model.totals["prompt_computed"],
+        prompt_tokens_cached=model.totals["prompt_cached"],
+        generation_tokens=model.totals["generation_tokens"],
+        retractions=model.totals["retractions"],
+        evicted_pages=model.totals["evicted_pages"],
+        invariants_checked=model.checker is not None,
+        violations_total=sum(violations.values()),
+        violations=violations,
+    )
+
+
+def _waiting_tokens(model: ReadModel) -> int:
+    return sum(request.prompt_len + request.output_len for request in model.tracker.queue.waiting.values())
+
+
+def queue(model: ReadModel, head: Head, limit: int) -> QueueAnswer:
+    """The waiting queue, in the order of the last pass as far as it went."""
+    watch = model.tracker.queue
+    entries = [_queue_entry(model, request, at) for at, request in enumerate(watch.in_order()[:limit])]
+    by_blocker = {name: count for name, count in zip(BLOCKERS, watch.counts, strict=True) if count}
+    return QueueAnswer(**_head(head), entries=tuple(entries), total=len(watch.waiting), by_blocker=by_blocker)
+
+
+def _queue_entry(model: ReadModel, request: RequestTimeline, position: int) -> QueueEntry:
+    watch, decided = model.tracker.queue, request.decided
+    assert request.blocker is not None, "a waiting request always has a blocker"
+    reason, who, need, have = request.reason, None, None, None
+    if request.blocker == ORDER and watch.last_pass is not None:
+        reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
+    elif decided is not None and decided.reason == reason:
+        need, have = decided.need, decided.have
+    state: Literal["waiting", "retracted"] = "retracted" if request.is_retracted else "waiting"
+    return QueueEntry(
+        rid=request.rid,
+        position=position,
+        state=state,
+        age_s=max(model.clock.now_ns() - request.enqueued_ns, 0) / 1e9,
+        prompt_len=request.prompt_len,
+        output_len=request.output_len,
+        matched_len=request.matched_len,
+        blocker=BLOCKERS[request.blocker],
+        reason=None if request.blocker == ENGINE_BUSY else reason,
+        need=need,
+        have=have,
+        who_stopped=who,
+        last_evaluated_step=decided.step if decided is not None else None,
+        times_passed_over=decided.times_passed_over if decided is not None else 0,
+        passes_waited=watch.passes - request.pass_at_entry,
+        num_retractions=request.num_retractions,
+        priority=request.priority,
+    )
+
+
+def passes(model: ReadModel, head: Head, n: int) -> PassesAnswer:
+    """The last `n` steps, oldest first."""
+    rows = list(model.steps)[-n:]
+    return PassesAnswer(**_head(head), passes=tuple(_pass_row(model, row) for row in rows))
+
+
+def _pass_row(model: ReadModel, row: StepRow) -> PassRow:
+    plan, done, end = row.planned, row.completed, row.planned.pass_end
+    return PassRow(
+        step=plan.step,
+        t_wall_s=model.wall_s(plan.t_ns),
+        kind=plan.kind,
+        policy=plan.active_policy,
+        limits=limits(model),
+        budget_open=_ledgers(plan.budget_open),
+        budget_close=_ledgers(plan.budget_close),
+        mixed_rows=plan.mixed_rows,
+        prefill_tokens=sum(piece.extend_len for piece in plan.prefills),
+        decode_rows=len(plan.decodes),
+        candidates=tuple(_decision(model, decision) for decision in row.decisions),
+        end=end.stop if end is not None else None,
+        end_reason=end.stopped_by if end is not None else None,
+        end_rid=end.rid if end is not None else None,
+        not_considered=end.not_considered if end is not None else 0,
+        num_waiting=plan.num_waiting,
+        num_running=plan.num_running,
+        evicted_pages=plan.evicted_pages,
+        retracted=tuple(victim.rid for victim in plan.retractions),
+        guards=tuple(plan.guards),
+        new_token_ratio=plan.new_token_ratio,
+        step_s=(done.times.applied_ns - done.times.started_ns) / 1e9 if done is not None else None,
+    )
+
+
+def _decision(model: ReadModel, event: AdmissionDecided) -> DecisionRow:
+    return DecisionRow(
+        rid=event.rid,
+        step=event.step,
+        t_wall_s=model.wall_s(event.t_ns),
+        order=event.order,
+        is_continuation=event.is_continuation,
+        prefix_len=event.prefix_len,
+        candidate_extend=event.candidate_extend,
+        selected_extend=event.selected_extend,
+        extend_end=event.extend_end,
+        before=Ledgers(
+            rem_input=event.rem_input_before,
+            rem_chunk=event.rem_chunk_before,
+            remaining_total=event.remaining_total_before,
+            remaining_current=event.remaining_current_before,
+        ),
+        after=Ledgers(
+            rem_input=event.rem_input_after,
+            rem_chunk=event.rem_chunk_after,
+            remaining_total=event.remaining_total_after,
+            remaining_current=event.remaining_current_after,
+        ),
+        reserved_new_tokens=event.reserved_new_tokens,
+        is_chunked=event.is_chunked,
+        result=event.result,
+        reason=event.reason,
+        admitted=event.reason in ADMITTED,
+        need=event.need,
+        have=event.have,
+        stopped_pass=event.stopped_pass,
+        times_passed_over=event.times_passed_over,
+        overdrafts=tuple(event.overdrafts),
+    )
+
+
+def latency(model: ReadModel, head: Head) -> LatencyAnswer:
+    """Latency over time."""
+    points = model.ring.points(model.clock.now_ns(), model.wall_s)
+    return LatencyAnswer(**_head(head), slot_s=SLOT_NS / 1e9, points=tuple(points))
+
+
+def requests(model: ReadModel, head: Head, limit: int) -> RequestsAnswer:
+    """Live requests in order of arrival, finished ones newest first."""
+    live = list(model.tracker.live.values())[:limit]
+    finished = list(model.finished.values())[: -limit - 1 : -1]
+    return RequestsAnswer(
+        **_head(head),
+        live=tuple(_request_row(model, request) for request in live),
+        finished=tuple(_request_row(model, request) for request in finished),
+    )
+
+
+def _request_row(model: ReadModel, request: RequestTimeline) -> RequestRow:
+    model.tracker.settle_tokens(request)
+    gaps = request.gaps_ns()
+    now = model.clock.now_ns()
+    ttft = request.ttft_ns
+    if ttft is None and request.first_token_ns is not None:
+        ttft = request.first_token_ns - request.accepted_ns
+    queue_ns = request.queue_ns
+    if queue_ns is None:
+        queue_ns = max((request.finished_ns or now) - request.enqueued_ns, 0)
+    median = quantile(Counter(gaps[-KEPT_GAPS:]), 0.5)
+    state = LiveState.RETRACTED if request.is_retracted else request.state
+    if request.rid in model.tracker.emitting:
+        state = LiveState.EMITTING
+    return RequestRow(
+        rid=request.rid,
+        state=state,
+        accepted_wall_s=model.wall_s(request.accepted_ns),
+        prompt_len=request.prompt_len,
+        max_new_tokens=request.max_new_tokens,
+        cached_tokens=request.cached_len,
+        outputs=len(request.token_ns),
+        queue_s=queue_ns / 1e9,
+        ttft_s=ttft / 1e9 if ttft is not None else None,
+        tbt_p50_s=median / 1e9 if median is not None else None,
+        tbt_max_s=max(gaps) / 1e9 if gaps else None,
+        duration_s=((request.finished_ns or now) - request.accepted_ns) / 1e9,
+        chunks=len(request.chunks),
+        retractions=request.num_retractions,
+        finish=request.finish,
+        trace_id=request.trace_id,
+    )
+
+
+def request(model: ReadModel, head: Head, rid: str) -> RequestDetail | None:
+    """Everything kept about one request; None when it is not live and not among the last finished."""
+    found = model.find(rid)
+    if found is None:
+        return None
+    waiting = model.tracker.queue.in_order() if rid in model.tracker.queue.waiting else []
+    entry = next((_queue_entry(model, r, at) for at, r in enumerate(waiting) if r is found), None)
+    return RequestDetail(
+        **_head(head),
+        request=_request_row(model, found),
+        queue=entry,
+        timeline=_timeline(model, found),
+        decisions=tuple(_decision(model, decision) for decision in found.decisions),
+        decisions_left_out=found.decisions_left_out,
+    )
+
+
+def _timeline(model: ReadModel, request: RequestTimeline) -> Timeline:
+    spans = [
+        WaitSpan(
+            start_ns=held.start_ns,
+            end_ns=held.end_ns,
+            blocker=BLOCKERS[held.blocker],
+            reason=held.reason,
+            who_stopped=held.who,
+            passes=held.passes,
+        )
+        for held in request.held
+    ]
+    if request.blocker is not None:
+        spans.append(_open_span(model, request, request.blocker))
+    chunk_fields = ChunkRow.model_fields
+    return Timeline(
+        accepted_ns=request.accepted_ns,
+        enqueued_ns=request.enqueued_ns,
+        admitted_ns=request.admitted_ns,
+        first_token_ns=request.first_token_ns,
+        first_byte_ns=request.first_byte_ns,
+        last_token_ns=request.token_ns[-1] if len(request.token_ns) else None,
+        last_byte_ns=request.last_byte_ns,
+        finished_ns=request.finished_ns,
+        ttft_ns=request.ttft_ns,
+        parts_ns=dict(zip(TTFT_PARTS, request.parts, strict=True)),
+        blockers_ns={name: ns for name, ns in zip(BLOCKERS, request.blockers, strict=True) if ns},
+        refused_between_ns=request.refused_between_ns,
+        waits=tuple(spans),
+        chunks=tuple(ChunkRow(**{name: getattr(chunk, name) for name in chunk_fields}) for chunk in request.chunks),
+        gaps_ns=tuple(request.gaps_ns()[-KEPT_GAPS:]),
+    )
+
+
+def _open_span(model: ReadModel, request: RequestTimeline, blocker: int) -> WaitSpan:
+    """The stretch that is not over; it ends, for now, with the last event."""
+    watch, reason, who = model.tracker.queue, request.reason, None
+    if blocker == ORDER and watch.last_pass is not None:
+        reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
+    last = model.last.t_ns if model.last is not None else request.blocker_since_ns
+    return WaitSpan(
+        start_ns=request.blocker_since_ns,
+        end_ns=max(last, request.blocker_since_ns),
+        blocker=BLOCKERS[blocker],
+        reason=reason,
+        who_stopped=who,
+        passes=watch.passes - request.blocker_passes,
+    )
+
+
+def page_map(model: ReadModel, head: Head) -> PageMap:
+    """The pool, page by page."""
+    states, owners, rows, total = model.pages.packed()
+    return PageMap(
+        **_head(head),
+        page_size=model.config.cache.page_size,
+        num_pages=model.pages.num_pages,
+        counts=model.pages.counts(),
+        states_b64=states,
+        owners_b64=owners,
+        owners=rows,
+        owners_total=total,
+    )
+
+
+def explain(model: ReadModel, head: Head, rid: str) -> Explanation | None:
+    """Sentences about one request."""
+    detail = request(model, head, rid)
+    if detail is None:
+        return None
+    return Explanation(**_head(head), rid=rid, sentences=sentences(detail))

@@ -1,0 +1,94 @@
+"""Live explanations. Owns: the sentences that say what happened to one request, from the read model's own answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from telemetry.observe import DecisionRow, QueueEntry, RequestDetail, Timeline
+
+#: What each blocker means to somebody who waits.
+_MEANING: Final = {
+    "compute": "the step's prefill tokens were used up (rem_input)",
+    "chunk": "the step's prefill slice was used up (rem_chunk)",
+    "kv_now": "there was no room in the K/V pool at that moment (remaining_current)",
+    "kv_total": "its whole future did not fit the K/V pool beside what running requests are promised (remaining_total)",
+    "rows": "as many requests ran as may run at once",
+    "chunk_slot": "it would have to be cut, and another prompt was already being computed in chunks",
+    "order": "the pass ended before it was looked at",
+    "cold_prefix": "another request was computing the prefix they share",
+    "engine_busy": "no pass had been made since it came",
+    "delay": "admissions were being delayed",
+    "prefill_max": "the batch held as many new prompts as it may",
+}
+
+
+def sentences(detail: RequestDetail) -> tuple[str, ...]:
+    """A life in order of time; the present state last."""
+    request, timeline = detail.request, detail.timeline
+    size = f"a prompt of {request.prompt_len} tokens, asking for at most {request.max_new_tokens} new ones"
+    lines = [f"Request {request.rid} arrived with {size}."]
+    lines += _waits(timeline)
+    lines += [_decision(decision) for decision in detail.decisions if decision.admitted]
+    if timeline.first_token_ns is not None:
+        lines.append(_first_token(timeline))
+    if request.retractions:
+        lines.append(f"It was pushed back to the queue {request.retractions} time(s) while running.")
+    if request.outputs > 1 and request.tbt_p50_s is not None and request.tbt_max_s is not None:
+        lines.append(
+            f"{request.outputs} tokens so far; the gap between two was {_ms(request.tbt_p50_s)} in the median, "
+            f"{_ms(request.tbt_max_s)} at worst."
+        )
+    if detail.queue is not None:
+        lines.append(_now(detail.queue))
+    elif request.finish is not None and request.duration_s is not None:
+        lines.append(f"It ended after {_ms(request.duration_s)} with {request.outputs} tokens: {request.finish}.")
+    return tuple(lines)
+
+
+def _waits(timeline: Timeline) -> list[str]:
+    """One sentence per stretch of waiting, the longest eight, in order of time."""
+    longest = sorted(timeline.waits, key=lambda span: span.start_ns - span.end_ns)[:8]
+    lines = []
+    for span in sorted(longest, key=lambda span: span.start_ns):
+        took = (span.end_ns - span.start_ns) / 1e9
+        if took <= 0:
+            continue
+        behind = ""
+        if span.blocker == "order" and span.reason is not None:
+            at = f" at {span.who_stopped}" if span.who_stopped else ""
+            behind = f" (it ended{at}: {span.reason})"
+        why = _MEANING[span.blocker] + behind
+        lines.append(f"It waited {_ms(took)} because {why}; passes in that time: {span.passes}.")
+    return lines
+
+
+def _decision(decision: DecisionRow) -> str:
+    cut = ""
+    if decision.selected_extend < decision.candidate_extend:
+        cut = f" of {decision.candidate_extend}, cut to fit"
+    overdrafts = f" Ledgers were overdrawn by name: {', '.join(decision.overdrafts)}." if decision.overdrafts else ""
+    return (
+        f"Step {decision.step} computed {decision.selected_extend} of its prompt tokens{cut}, up to position "
+        f"{decision.extend_end}, with {decision.prefix_len} before them already there ({decision.reason}).{overdrafts}"
+    )
+
+
+def _first_token(timeline: Timeline) -> str:
+    until = timeline.ttft_ns
+    if until is None and timeline.first_token_ns is not None:
+        until = timeline.first_token_ns - timeline.accepted_ns
+    parts = ", ".join(f"{name} {_ms(ns / 1e9)}" for name, ns in timeline.parts_ns.items() if ns)
+    return f"Its first token came after {_ms((until or 0) / 1e9)}: {parts}."
+
+
+def _now(entry: QueueEntry) -> str:
+    line = f"It is waiting now, at place {entry.position}, for {_ms(entry.age_s)}: {_MEANING[entry.blocker]}"
+    if entry.blocker == "order" and entry.reason is not None:
+        line += f"; the last pass ended at {entry.who_stopped or 'the queue'} with {entry.reason}"
+    if entry.need is not None and entry.have is not None:
+        line += f"; it needs {entry.need:g} and there are {entry.have:g}"
+    return line + "."
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"

@@ -1,0 +1,138 @@
+"""The page book. Owns: state and owner of every K/V page as the events tell it, and the picture of it.
+
+Two packed arrays and a count per owner: an event costs as much as the pages it moves, at any page size.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.events import LockChanged, PagesMoved, RequestTransitioned
+from engine.request import RequestState
+from telemetry.observe import PAGE_STATES, KvPages, PageOwner
+
+_CODE: Final = {name: code for code, name in enumerate(PAGE_STATES)}
+_PRIVATE: Final = _CODE["private"]
+_FREE: Final = _CODE["free"]
+#: Owners that a picture lists; the pages of smaller ones are shown without an owner.
+LISTED: Final = 1000
+_NOT_LISTED: Final = 65_535
+
+
+class PageBook:
+    """States and owners of `num_pages` pages. An owner is a number: 2 x row of a request, 2 x node + 1."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._states = np.zeros(num_pages, dtype=np.uint8)
+        self._owners = np.full(num_pages, -1, dtype=np.int64)
+        self._held: dict[int, int] = {}
+        self._locks: dict[int, dict[str, int]] = {}
+        self._rid_of_row: dict[int, str] = {}
+
+    def moved(self, event: PagesMoved) -> None:
+        """Take over a move. `split` gives the pages above a cut a new node, with the locks of the old one."""
+        pages: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
+        if not len(pages):
+            return
+        owner = _owner(event.owner)
+        before = self._owners[pages]
+        if event.cause == "split":
+            old = int(before[0])
+            if old in self._locks:
+                self._locks[owner] = dict(self._locks[old])
+        for old, count in zip(*np.unique(before, return_counts=True), strict=True):
+            self._count(int(old), -int(count))
+        self._count(owner, len(pages))
+        self._states[pages] = _CODE[event.target]
+        self._owners[pages] = owner
+
+    def _count(self, owner: int, delta: int) -> None:
+        if owner < 0:
+            return
+        held = self._held.get(owner, 0) + delta
+        if held:
+            self._held[owner] = held
+        else:
+            self._held.pop(owner, None)
+            self._locks.pop(owner, None)
+
+    def lock_changed(self, event: LockChanged) -> None:
+        """One lock more or less on a node by one request."""
+        holders = self._locks.setdefault(2 * event.node + 1, {})
+        locks = holders.get(event.rid, 0) + event.delta
+        if locks > 0:
+            holders[event.rid] = locks
+        else:
+            holders.pop(event.rid, None)
+
+    def transitioned(self, event: RequestTransitioned) -> None:
+        """Learn which request a row belongs to."""
+        if event.row is not None and event.target is RequestState.PREFILL:
+            self._rid_of_row[event.row] = event.rid
+
+    def counts(self) -> KvPages:
+        """Pages by state, counted afresh."""
+        free, private, protected, evictable = np.bincount(self._states, minlength=len(PAGE_STATES)).tolist()
+        return KvPages(free=free, private=private, protected=protected, evictable=evictable, capacity=self.num_pages)
+
+    def owners(self) -> list[PageOwner]:
+        """Who holds pages, largest first."""
+        return [self._owner_row(owner, held) for owner, held in self._ranked()]
+
+    def _ranked(self) -> list[tuple[int, int]]:
+        return sorted(self._held.items(), key=lambda item: (-item[1], item[0]))
+
+    def _owner_row(self, owner: int, held: int) -> PageOwner:
+        number, is_node = divmod(owner, 2)
+        if not is_node:
+            rid = self._rid_of_row.get(number, "")
+            label = rid or f"row {number}"
+            return PageOwner(
+                owner=f"r:{number}",
+                kind="request",
+                label=label,
+                pages=held,
+                state="private",
+                lock_count=1,
+                holders=(rid,) if rid else (),
+            )
+        holders = self._locks.get(owner, {})
+        return PageOwner(
+            owner=f"n:{number}",
+            kind="node",
+            label=f"node {number}",
+            pages=held,
+            state="protected" if holders else "evictable",
+            lock_count=sum(holders.values()),
+            holders=tuple(holders),
+        )
+
+    def packed(self) -> tuple[str, str, tuple[PageOwner, ...], int]:
+        """(states, owners) in base64, the owners listed, and how many there are: see `observe.PageMap`."""
+        ranked = self._ranked()
+        listed = ranked[:LISTED]
+        index: NDArray[np.uint16] = np.full(self.num_pages, _NOT_LISTED, dtype="<u2")
+        index[self._states == _FREE] = 0
+        if listed:
+            ids = np.array([owner for owner, _ in listed], dtype=np.int64)
+            order = np.argsort(ids)
+            at = np.searchsorted(ids[order], self._owners)
+            at[at == len(ids)] = 0
+            place = order[at]
+            found = ids[place] == self._owners
+            index[found] = place[found] + 1
+        states = base64.b64encode(self._states.tobytes()).decode()
+        rows = tuple(self._owner_row(owner, held) for owner, held in listed)
+        return states, base64.b64encode(index.tobytes()).decode(), rows, len(ranked)
+
+
+def _owner(text: str) -> int:
+    if not text:
+        return -1
+    kind, _, number = text.partition(":")
+    return 2 * int(number) + (kind == "n")

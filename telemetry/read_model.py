@@ -1,0 +1,247 @@
+"""The read model. Owns: a bounded view of one engine, kept from its events, from which observers are answered.
+
+Bounds: the last 512 steps, 500 finished requests and 600 seconds; live requests and the queue as they are. Feed it
+from a worker thread (`BufferedSink`): the engine thread then never meets its lock. Readers build an answer from whole
+events, under that lock, and get immutable values.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from engine.clock import Clock
+from engine.config import EngineConfig
+from engine.events import (
+    AdmissionDecided,
+    AnyEvent,
+    EngineStarted,
+    LockChanged,
+    PagesMoved,
+    RequestArrived,
+    RequestTransitioned,
+    StepCompleted,
+    StepPlanned,
+)
+from engine.request import FinishReason
+from telemetry import answers
+from telemetry.latency_ring import LatencyRing
+from telemetry.metric_books import CheckerCounts
+from telemetry.observe import (
+    EngineStatus,
+    Explanation,
+    Head,
+    LatencyAnswer,
+    PageMap,
+    PassesAnswer,
+    QueueAnswer,
+    RequestDetail,
+    RequestsAnswer,
+)
+from telemetry.page_book import PageBook
+from telemetry.request_timeline import RequestTimeline
+from telemetry.timeline import TimelineTracker
+
+KEPT_STEPS: Final = 512
+KEPT_FINISHED: Final = 500
+
+
+class NotStarted(Exception):
+    """No engine has been heard of yet."""
+
+
+class StepRow:
+    """One step as kept: its plan, the decisions of its pass, and, once applied, its completion."""
+
+    __slots__ = ("completed", "decisions", "planned")
+
+    def __init__(self, planned: StepPlanned, decisions: list[AdmissionDecided]) -> None:
+        self.planned = planned
+        self.decisions = decisions
+        self.completed: StepCompleted | None = None
+
+
+class ReadModel:
+    """An EventSink that can be asked.
+
+    clock              the engine's, for ages
+    expects_responses  a server reports first bytes; see `TimelineTracker`
+    heartbeat          engine-clock nanoseconds when the loop last turned; None: the last event
+    rejected           requests turned away at the door, by cause; the core never hears of them
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        expects_responses: bool = False,
+        heartbeat: Callable[[], int] | None = None,
+        checker: CheckerCounts | None = None,
+        rejected: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._lock = threading.Lock()
+        self.clock = clock
+        self.heartbeat = heartbeat
+        self.checker = checker
+        self.rejected = rejected
+        self.tracker = TimelineTracker(self, expects_responses=expects_responses, keep_detail=True)
+        self.started: EngineStarted | None = None
+        self.config = EngineConfig()
+        self.pages = PageBook(0)
+        self.steps: deque[StepRow] = deque(maxlen=KEPT_STEPS)
+        self.finished: OrderedDict[str, RequestTimeline] = OrderedDict()
+        self.ring = LatencyRing()
+        self.last: AnyEvent | None = None
+        self.step = 0
+        self.totals: Counter[str] = Counter()
+        self.finish_counts: Counter[FinishReason] = Counter()
+        self._decisions: list[AdmissionDecided] = []
+        self._at_ns = 0
+
+    def emit(self, event: AnyEvent) -> None:
+        """Take one event."""
+        with self._lock:
+            self._apply(event)
+
+    def _apply(self, event: AnyEvent) -> None:
+        self.last, self._at_ns = event, event.t_ns
+        self.step = max(self.step, event.step)
+        if isinstance(event, PagesMoved):
+            self.pages.moved(event)
+            return
+        if isinstance(event, LockChanged):
+            self.pages.lock_changed(event)
+            return
+        if isinstance(event, StepCompleted):
+            self._at_ns = event.times.applied_ns or event.t_ns
+        self.tracker.apply(event)
+        match event:
+            case AdmissionDecided():
+                self._decisions.append(event)
+            case StepPlanned():
+                self._planned(event)
+            case StepCompleted():
+                self._completed(event)
+            case RequestTransitioned():
+                self.pages.transitioned(event)
+            case RequestArrived():
+                self.totals["received"] += 1
+                self.ring.at(event.t_ns).waiting = len(self.tracker.queue.waiting)
+            case EngineStarted():
+                self.started = event
+                self.config = EngineConfig.model_validate_json(event.config)
+                self.pages = PageBook(event.num_pages)
+
+    def _planned(self, event: StepPlanned) -> None:
+        decisions, self._decisions = self._decisions, []
+        self.steps.append(StepRow(event, decisions))
+        self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions)
+        self.totals["evicted_pages"] += event.evicted_pages
+        self.ring.at(event.t_ns).prefill += sum(row.extend_len for row in event.prefills)
+
+    def _completed(self, event: StepCompleted) -> None:
+        for row in reversed(self.steps):
+            if row.planned.step == event.step:
+                row.completed = event
+                break
+        tokens = 0 if event.failed else len(event.rows)
+        self.totals["steps"] += 1
+        self.totals["generation_tokens"] += tokens
+        slot = self.ring.at(self._at_ns)
+        slot.steps += 1
+        slot.tokens += tokens
+        slot.waiting = event.num_waiting
+        slot.running = self.tracker.prefilling + self.tracker.decoding
+
+    # -- what the timelines announce ---------------------------------------------------------------------------------
+
+    def on_admitted(self, request: RequestTimeline) -> None:
+        cached = request.cached_len or 0
+        self.totals["prompt_cached"] += cached
+        self.totals["prompt_computed"] += request.prompt_len - cached
+
+    def on_first_token(self, request: RequestTimeline) -> None:
+        # The live view shows a first token when the engine has it: a slow client does not hold the curve back.
+        assert request.first_token_ns is not None, "announced without a time"
+        self.ring.add_ttft(self._at_ns, request.first_token_ns - request.accepted_ns)
+
+    def on_ttft(self, request: RequestTimeline) -> None:
+        """Shown with the request."""
+
+    def on_gaps(self, gap_ns: int, count: int) -> None:
+        self.ring.add_gaps(self._at_ns, gap_ns, count)
+
+    def on_finished(self, request: RequestTimeline) -> None:
+        assert request.finish is not None, "announced before its end"
+        self.finish_counts[request.finish] += 1
+        self.finished[request.rid] = request
+        self.finished.move_to_end(request.rid)
+        if len(self.finished) > KEPT_FINISHED:
+            self.finished.popitem(last=False)
+
+    # -- answers; any thread -----------------------------------------------------------------------------------------
+
+    def first_byte(self, rid: str, t_ns: int) -> None:
+        """The server wrote the first byte of a response."""
+        with self._lock:
+            self.tracker.first_byte(rid, t_ns)
+
+    def status(self) -> EngineStatus:
+        """One look at the engine. Every answer raises NotStarted before the engine's first event."""
+        with self._lock:
+            return answers.status(self, self._head())
+
+    def queue(self, limit: int) -> QueueAnswer:
+        """The waiting queue, at most `limit` entries."""
+        with self._lock:
+            return answers.queue(self, self._head(), limit)
+
+    def passes(self, n: int) -> PassesAnswer:
+        """The last `n` steps."""
+        with self._lock:
+            return answers.passes(self, self._head(), n)
+
+    def latency(self) -> LatencyAnswer:
+        with self._lock:
+            return answers.latency(self, self._head())
+
+    def requests(self, limit: int) -> RequestsAnswer:
+        """Live and finished requests, at most `limit` of each."""
+        with self._lock:
+            return answers.requests(self, self._head(), limit)
+
+    def request(self, rid: str) -> RequestDetail | None:
+        """One live or recently finished request."""
+        with self._lock:
+            return answers.request(self, self._head(), rid)
+
+    def page_map(self) -> PageMap:
+        with self._lock:
+            return answers.page_map(self, self._head())
+
+    def explain(self, rid: str) -> Explanation | None:
+        """Sentences about one live or recently finished request."""
+        with self._lock:
+            return answers.explain(self, self._head(), rid)
+
+    def wall_s(self, t_ns: int) -> float:
+        """Unix seconds of an engine-clock time."""
+        started = self.started
+        return t_ns / 1e9 if started is None else (t_ns - started.t_ns + started.wall_ns) / 1e9
+
+    def find(self, rid: str) -> RequestTimeline | None:
+        """A live request, or one of the last finished."""
+        return self.tracker.live.get(rid) or self.finished.get(rid)
+
+    def _head(self) -> Head:
+        if self.started is None or self.last is None:
+            raise NotStarted("no engine has started yet")
+        return Head(
+            engine_id=self.started.engine_id,
+            observe_seq=self.last.seq + 1,
+            step=self.step,
+            t_ns=self.last.t_ns,
+            t_wall_s=self.wall_s(self.last.t_ns),
+        )
