@@ -36,7 +36,7 @@ class SourceError(Exception):
     """Root of what a source raises."""
 
 
-class SourceUnavailable(SourceError):  # noqa: N818 - a state of the world, named as one
+class SourceUnavailable(SourceError):
     """No usable answer came: not reachable, too slow, an error of the server, not authorised, or another protocol.
 
     last_contact_wall_s  Unix time of the last good answer; None when there was none
@@ -47,7 +47,7 @@ class SourceUnavailable(SourceError):  # noqa: N818 - a state of the world, name
         self.last_contact_wall_s = last_contact_wall_s
 
 
-class BadQuestion(SourceError):  # noqa: N818
+class BadQuestion(SourceError):
     """The engine refused the question itself (a bound was exceeded); asking again will not help."""
 
     def __init__(self, error: ObserveError) -> None:
@@ -154,7 +154,7 @@ class LiveSource:
             reply = self._client.get(path, params=params)
         except httpx.HTTPError as error:
             # A closed connection or a timeout of httpx may have no text of its own.
-            raise self._unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
+            raise self._unavailable(f"{self.url} does not answer: {str(error) or type(error).__name__}") from error
         if reply.status_code == httpx.codes.NOT_FOUND:
             return None
         if reply.status_code == httpx.codes.BAD_REQUEST:

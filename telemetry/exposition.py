@@ -36,7 +36,7 @@ class Exposition(Collector):
 
     checker    the invariant checker, when one runs
     sinks      the engine's other listeners, asked at each scrape
-    heartbeat  engine-clock nanoseconds when the engine loop last turned; None: when it last completed a step
+    heartbeat  Unix nanoseconds when the engine loop last turned; None: when it last completed a step
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Exposition(Collector):
         cells[at["waiting_oldest_seconds", ""]] = max(now - oldest, 0) if oldest is not None else 0
         self._idle(cells, now)
         if self._heartbeat is not None:
-            cells[at["heartbeat_timestamp_seconds", ""]] = sink.wall_ns(self._heartbeat())
+            cells[at["heartbeat_timestamp_seconds", ""]] = self._heartbeat()
         cells[at["telemetry_errors_total", "metrics"]] += sink.refused_increments
         for counts in self._sinks():
             if counts.component in SINKS:

@@ -72,10 +72,6 @@ class MetricsSink:
     def idle_since_ns(self) -> int | None:
         return self._idle_since_ns
 
-    def wall_ns(self, t_ns: int) -> int:
-        """Unix nanoseconds of an engine-clock time."""
-        return t_ns + self._wall_offset_ns
-
     def snapshot(self) -> tuple[int, ...]:
         """Every number the engine thread counts, as of the last closed event."""
         return self._published
