@@ -89,12 +89,9 @@ def _decided(d: AdmissionDecision) -> list[str]:
 def _text(plan: StepPlan, *, free: int, evictable: int) -> str:
     opened = plan.budget_open
     assert opened is not None
-    lines = [
-        f"opens     free {free} + evictable {evictable}, {plan.mixed_rows} decode rows, promised "
-        + f"{plan.promised_tokens:g}",
-        f"          input {opened.rem_input}, chunk {opened.rem_chunk}, total {opened.remaining_total:g}, current "
-        + f"{opened.remaining_current}",
-    ]
+    opens = f"opens     free {free} + evictable {evictable}, {plan.mixed_rows} decode rows"
+    ledgers = f"          input {opened.rem_input}, chunk {opened.rem_chunk}, total {opened.remaining_total:g}"
+    lines = [f"{opens}, promised {plan.promised_tokens:g}", f"{ledgers}, current {opened.remaining_current}"]
     for decision in plan.decisions:
         lines += _decided(decision)
     rows = [f"{row.rid}[{row.prefix_len}:{row.extend_end}]" for row in plan.prefills]
