@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.clock import VirtualClock
+from engine.config import CacheConfig, EngineConfig, ExecutorConfig, Policy, SchedulerConfig
 from engine.events import (
     AdmissionDecided,
     AnyEvent,
     EngineStarted,
+    FanOut,
+    RecordingSink,
     RequestTransitioned,
     ResponseSent,
     StepCompleted,
     StepPlanned,
 )
+from engine.executor.base import ForwardBatch, StepResult
+from engine.executor.simulated import SimulatedExecutor
+from engine.llm_engine import EngineRequest, LLMEngine
 from engine.request import Cause, RequestState
+from engine.sampling_params import SamplingParams
 from engine.scheduler.decision import Reason, Result
 from engine.scheduler.plan import StepKind, StepTimes
+from telemetry.journal import JournalSink
 
 
 class Numbered:
@@ -163,3 +174,104 @@ def numbered() -> Numbered:
 def maker() -> type[Numbered]:
     """For properties, which run one test function many times."""
     return Numbered
+
+
+class SimulatedRun:
+    """A real engine over the simulated executor, driven by a seed: shared prefixes, aborts, cuts and retractions.
+
+    Everything that happens is written to a journal at `path`. The first half of the requests has long prompts, the
+    second short ones with long outputs, so that decoding runs out of pages.
+    """
+
+    def __init__(self, path: Path, seed: int, *, policy: Policy = Policy.LPM, page_size: int = 16) -> None:
+        self.random = random.Random(seed)
+        self.config = EngineConfig(
+            scheduler=SchedulerConfig(
+                max_prefill_tokens=256,
+                chunked_prefill_size=96,
+                max_running_requests=12,
+                schedule_policy=policy,
+                schedule_conservativeness=0.05,
+            ),
+            cache=CacheConfig(page_size=page_size, num_pages=640 // page_size),
+            executor=ExecutorConfig(kind="simulated"),
+        )
+        self.clock = VirtualClock(5_000_000_000)
+        self.recorded = RecordingSink()
+        self.journal = JournalSink(path, clock=self.clock, checkpoint_steps=64)
+        self.executor = FailingOnce(self.config)
+        self.engine = LLMEngine(
+            self.config,
+            executor=self.executor,
+            clock=self.clock,
+            sink=FanOut((self.recorded, self.journal)),
+            key_secret=b"a secret of the test",
+            version="0.1.0",
+            engine_id="simulated-run",
+            wall_ns=1_700_000_000_000_000_000,
+        )
+        self.shared = tuple(self.random.randrange(100, 500) for _ in range(64))
+        self.live: list[str] = []
+
+    def add(self, rid: str, prompt: tuple[int, ...], new_tokens: int) -> None:
+        params = SamplingParams(
+            max_new_tokens=new_tokens, min_new_tokens=new_tokens // 2, ignore_eos=self.random.random() < 0.1
+        )
+        accepted = self.clock.now_ns()
+        self.clock.advance_ns(50_000)
+        self.engine.add_request(EngineRequest(rid=rid, prompt_ids=prompt, params=params, accepted_ns=accepted))
+        self.live.append(rid)
+
+    def arrive(self, number: int) -> None:
+        """The next random request."""
+        is_long = number % 30 < 15
+        tail = self.random.randint(60, 200) if is_long else self.random.randint(2, 20)
+        head = self.shared if self.random.random() < 0.4 else ()
+        prompt = (*head, *(self.random.randrange(100, 500) for _ in range(tail)))
+        self.add(f"r{number}", prompt, self.random.randint(4, 30) if is_long else self.random.randint(100, 200))
+
+    def step(self) -> None:
+        """One step; whoever ends has its response reported."""
+        self.clock.advance_ns(self.random.randint(1_000_000, 9_000_000))
+        for output in self.engine.step():
+            if output.finish is not None and output.rid in self.live:
+                self.live.remove(output.rid)
+                now = self.clock.now_ns()
+                self.engine.record_response(output.rid, now - 1_000_000, now, 100, 20_000, False)
+
+    def play(self, requests: int, *, fail_at_step: int | None = None, stop_after: int | None = None) -> None:
+        """Until all are done, or `stop_after` steps."""
+        arrived = 0
+        while arrived < requests or self.engine.has_work:
+            while arrived < requests and self.random.random() < 0.5:
+                self.arrive(arrived)
+                arrived += 1
+            if self.live and self.random.random() < 0.02:
+                self.engine.abort_request(self.random.choice(self.live), "client_disconnected")
+            self.executor.fails = self.engine.steps_done == fail_at_step
+            self.step()
+            if stop_after is not None and self.engine.steps_done >= stop_after:
+                break
+        self.journal.close()
+
+
+class FailingOnce(SimulatedExecutor):
+    """Raises while `fails` is set."""
+
+    fails = False
+
+    def execute(self, batch: ForwardBatch) -> StepResult:
+        if self.fails:
+            raise RuntimeError("the device is gone")
+        return super().execute(batch)
+
+
+@pytest.fixture
+def simulated() -> type[SimulatedRun]:
+    return SimulatedRun
+
+
+@pytest.fixture(scope="session")
+def simulated_run() -> type[SimulatedRun]:
+    """For fixtures that keep a run."""
+    return SimulatedRun

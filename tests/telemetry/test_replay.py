@@ -1,0 +1,258 @@
+"""A journal's inputs, fed to a fresh scheduler, give the same journal again; whatever was altered is found."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.config import Policy
+from engine.events import ResponseSent
+from engine.request import Cause
+from telemetry.buffered import BufferedSink
+from telemetry.journal import JournalError, JournalSink, segment_path
+from telemetry.replay import render, replay
+
+RUNS = [(2, 16, Policy.LPM), (3, 1, Policy.FCFS), (4, 16, Policy.SHORTEST_PREFILL_FIRST), (5, 4, Policy.FCFS)]
+
+
+def write(path: Path, events: list[Any], **options: Any) -> Path:
+    sink = JournalSink(path, **options)
+    for event in events:
+        sink.emit(event)
+    sink.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, simulated_run: Any) -> Callable[..., tuple[Path, list[Any]]]:
+    """(journal, events) of a run, played once for each argument list."""
+    kept: dict[Any, tuple[Path, list[Any]]] = {}
+
+    def get(seed: int, page_size: int, policy: Policy) -> tuple[Path, list[Any]]:
+        key = (seed, page_size, policy)
+        if key not in kept:
+            path = tmp_path_factory.mktemp("run") / "run.jsonl"
+            run = simulated_run(path, seed, policy=policy, page_size=page_size)
+            run.play(50, fail_at_step=100)
+            kept[key] = (path, run.recorded.events)
+        return kept[key]
+
+    return get
+
+
+@pytest.mark.parametrize(("seed", "page_size", "policy"), RUNS)
+def test_a_recorded_run_replays_to_the_identical_hash(recorded: Any, seed: int, page_size: int, policy: Policy) -> None:
+    path, events = recorded(seed, page_size, policy)
+    core = [event for event in events if not isinstance(event, ResponseSent)]
+    by_hand = blake2b(b"".join(msgspec.json.encode(event) + b"\n" for event in core), digest_size=16).hexdigest()
+    report = replay(path)
+    assert render(report).startswith(f"identical, {len(core):,} events, ")
+    assert (report.verdict, report.exit_code, report.hash, report.events) == ("identical", 0, by_hand, len(core))
+    assert report.checkpoints > 1
+    assert (report.torn, report.unchecked, report.note, report.divergence) == (None, 0, "", None)
+
+
+def test_the_recorded_runs_hold_what_makes_replay_hard(recorded: Any) -> None:
+    seen: Counter[str] = Counter()
+    for run in RUNS:
+        for event in recorded(*run)[1]:
+            name = type(event).__name__
+            if name == "AdmissionDecided":
+                seen[event.reason] += 1
+            elif name == "RequestTransitioned":
+                seen[f"cause {event.cause}"] += 1
+            elif name == "StepPlanned":
+                seen[event.kind] += 1
+    for kind in ("admitted_next_chunk", "kv_total_exhausted", "chunk_below_page", "mixed", "extend", "decode"):
+        assert seen[kind], kind
+    for cause in (Cause.RETRACT, Cause.ABORT, Cause.ERROR, Cause.LENGTH, Cause.STOP):
+        assert seen[f"cause {cause}"], cause
+
+
+def test_allocation_misses_are_inputs_too(tmp_path: Path, simulated: Any) -> None:
+    run = simulated(tmp_path / "run.jsonl", 7)
+    run.engine.scheduler.kv.allocation_fault = lambda _phase: run.engine.steps_done % 7 == 3
+    run.play(20)
+    assert sum(event.claim_failed for event in run.recorded.events if hasattr(event, "claim_failed")) > 3
+    assert replay(tmp_path / "run.jsonl").verdict == "identical"
+
+
+def test_a_journal_written_through_the_buffer_replays(tmp_path: Path, recorded: Any) -> None:
+    _, events = recorded(*RUNS[0])
+    sink = BufferedSink(JournalSink(tmp_path / "run.jsonl"), "journal", period_s=0.001)
+    for event in events:
+        sink.emit(event)
+    assert sink.close()
+    assert replay(tmp_path / "run.jsonl").verdict == "identical"
+
+
+def test_rotated_and_compressed_segments_replay(tmp_path: Path, recorded: Any) -> None:
+    _, events = recorded(*RUNS[0])
+    path = write(tmp_path / "run.jsonl", events, rotate_bytes=100_000)
+    second = segment_path(path, 1)
+    with gzip.open(f"{second}.gz", "wb") as packed:
+        packed.write(second.read_bytes())
+    second.unlink()
+    report = replay(tmp_path)
+    assert (report.verdict, report.events) == ("identical", len([e for e in events if not isinstance(e, ResponseSent)]))
+    assert replay(segment_path(path, 2)) == report, "any file of a journal names it"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(min_value=0))
+def test_a_torn_journal_replays_up_to_the_tear(tmp_path: Path, recorded: Any, cut: int) -> None:
+    path, events = recorded(*RUNS[2])
+    data = path.read_bytes()
+    first_events = data.index(b"\n", data.index(b"\n") + 1) + 1
+    kept = data[: first_events + cut % (len(data) // 3)]
+    (tmp_path / "torn.jsonl").write_bytes(kept)
+    report = replay(tmp_path / "torn.jsonl")
+    assert report.verdict == "identical"
+    assert report.exit_code == 0
+    assert report.divergence is None
+    assert report.events + report.unchecked <= len(events)
+    written = kept[: kept.rindex(b"\n") + 1].count(b'"t_ns"')
+    assert report.events + report.unchecked >= written - kept.count(b'"ResponseSent"')
+    if not kept.endswith(b"\n") and not kept.endswith(b"}"):
+        assert report.torn is not None
+
+
+def altered(path: Path, target: Path, kind: str, change: dict[str, Any]) -> int:
+    """Copy the journal with `change` made to the middle one of its lines of `kind`; returns the line's number."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    places = [index for index, line in enumerate(lines) if line.startswith(f'{{"type":"{kind}"'.encode())]
+    index = places[len(places) // 2]
+    lines[index] = msgspec.json.encode(json.loads(lines[index]) | change) + b"\n"
+    target.write_bytes(b"".join(lines))
+    return index + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("AdmissionDecided", {"remaining_total_after": 1.5}),
+        ("AdmissionDecided", {"reason": "delayed"}),
+        ("StepPlanned", {"new_token_ratio": 0.25}),
+        ("StepPlanned", {"decodes": []}),
+        ("PagesMoved", {"cause": "somehow"}),
+        ("LockChanged", {"count": 7}),
+        ("RequestTransitioned", {"output_len": 99}),
+        ("checkpoint", {"hash": "00" * 16}),
+        ("checkpoint", {"events": 1}),
+    ],
+)
+def test_an_altered_line_is_the_first_divergence(
+    tmp_path: Path, recorded: Any, kind: str, change: dict[str, Any]
+) -> None:
+    path, _ = recorded(*RUNS[0])
+    target = tmp_path / "altered.jsonl"
+    number = altered(path, target, kind, change)
+    report = replay(target)
+    assert (report.verdict, report.exit_code) == ("diverged", 1)
+    assert report.divergence is not None
+    assert report.divergence.where == f"{target}:{number}"
+    [field] = change
+    difference = next(d for d in report.divergence.fields if d.field == field)
+    assert difference.recorded == change[field]
+    assert difference.replayed != change[field]
+    text = render(report)
+    assert f"diverged at {target}:{number} (step " in text
+    assert field in text
+
+
+def test_an_altered_input_is_found_by_what_follows_from_it(tmp_path: Path, recorded: Any) -> None:
+    path, _ = recorded(*RUNS[0])
+    target = tmp_path / "altered.jsonl"
+    for kind, change in (
+        ("RequestArrived", {"prompt_len": 5000}),
+        ("StepCompleted", {"rows": []}),
+        ("StepCompleted", {"failed": True}),
+        ("AbortRequested", {"rid": "nobody"}),
+    ):
+        number = altered(path, target, kind, change)
+        report = replay(target)
+        assert report.verdict == "diverged", kind
+        assert report.divergence is not None
+        assert int(report.divergence.where.rpartition(":")[2]) >= number - 30
+
+
+def test_a_line_too_few_or_too_many_is_a_divergence(tmp_path: Path, recorded: Any) -> None:
+    path, _ = recorded(*RUNS[0])
+    lines = path.read_bytes().splitlines(keepends=True)
+    where = next(i for i in range(len(lines) // 2, len(lines)) if b'"LockChanged"' in lines[i])
+    target = tmp_path / "altered.jsonl"
+    target.write_bytes(b"".join([*lines[:where], *lines[where + 1 :]]))
+    assert replay(target).exit_code == 1
+    target.write_bytes(b"".join([*lines[:where], lines[where], *lines[where:]]))
+    report = replay(target)
+    assert report.divergence is not None
+    assert report.divergence.where == f"{target}:{where + 2}"
+
+
+def test_an_altered_fold_is_a_divergence(tmp_path: Path, simulated: Any) -> None:
+    path = a_folding_run(tmp_path, simulated)
+    target = tmp_path / "altered.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    where = next(i for i, line in enumerate(lines) if b'"refusals_folded"' in line)
+    content = json.loads(lines[where])
+    assert replay(path).verdict == "identical"
+    for change in ({"count": content["count"] + 1}, {"need": 1.0}, {"last_step": content["last_step"] - 1}):
+        target.write_bytes(
+            b"".join([*lines[:where], msgspec.json.encode(content | change) + b"\n", *lines[where + 1 :]])
+        )
+        report = replay(target)
+        assert report.divergence is not None, change
+        assert report.divergence.where == f"{target}:{where + 1}"
+    target.write_bytes(b"".join([*lines[:where], *lines[where + 1 :]]))
+    assert replay(target).verdict == "diverged"
+
+
+def a_folding_run(folder: Path, simulated: Any) -> Path:
+    """While allocations miss nothing moves: the same request is refused with the same numbers, step after step."""
+    run = simulated(folder / "folding.jsonl", 1, policy=Policy.FCFS)
+    run.engine.scheduler.kv.allocation_fault = lambda _phase: run.engine.steps_done < 6
+    run.add("first", tuple(range(100, 150)), 100)
+    run.add("second", tuple(range(500)), 4)
+    run.play(0)
+    assert b"refusals_folded" in (folder / "folding.jsonl").read_bytes()
+    return folder / "folding.jsonl"
+
+
+def test_a_hole_makes_the_replay_incomplete(tmp_path: Path, recorded: Any) -> None:
+    _, events = recorded(*RUNS[0])
+    cut = next(i for i in range(len(events) // 2, len(events)) if type(events[i]).__name__ == "StepCompleted")
+    path = write(tmp_path / "run.jsonl", [*events[:cut], *events[cut + 20 :]])
+    report = replay(path)
+    assert (report.verdict, report.exit_code) == ("incomplete", 2)
+    assert report.note == f"20 events after seq {events[cut - 1].seq} never reached the journal"
+    before = len([e for e in events[:cut] if not isinstance(e, ResponseSent)])
+    assert report.events + report.unchecked == before, "the half step in front of the hole has lost its input"
+    assert report.unchecked < 10
+    assert "not replayed further: 20 events" in render(report)
+
+
+def test_what_cannot_be_replayed_is_said(tmp_path: Path, recorded: Any, numbered: Any) -> None:
+    path, _ = recorded(*RUNS[0])
+    lines = path.read_bytes().splitlines(keepends=True)
+    target = tmp_path / "late.jsonl"
+    target.write_bytes(b"".join([lines[0], *lines[2:]]))
+    with pytest.raises(JournalError, match="needs the engine's first event"):
+        replay(target)
+    for config, wrong in (('{"cache":{}}', "no section 'scheduler'"), ('{"scheduler":{"x":1},"cache":{}}', "x")):
+        numbered.seq = 0
+        other = write(tmp_path / f"{wrong}.jsonl", [numbered.started(config)])
+        with pytest.raises(JournalError, match=wrong):
+            replay(other)
+    target.write_bytes(b"".join([*lines[:40], b"{nonsense\n", *lines[40:]]))
+    with pytest.raises(JournalError, match=r"late\.jsonl:41"):
+        replay(target)
