@@ -39,38 +39,52 @@ def _ownership(kv: KvSnapshot, report: Report) -> None:
     recount = tuple(int(count) for count in np.bincount(states, minlength=4)[:4])
     if kv.counts != recount or sum(kv.counts) != kv.num_pages:
         report("INV-PAGE-01", f"counts {recount}, {kv.num_pages} in all", f"{kv.counts}, {sum(kv.counts)} in all")
-    places: list[list[str]] = [[] for _ in range(kv.num_pages)]
+    held = _Places(kv)
+    if held.outside:
+        report("INV-PAGE-02", f"page ids below {kv.num_pages}", f"{held.outside[:4]}")
+    times = np.bincount(held.pages, minlength=kv.num_pages)
+    for page in np.flatnonzero(times != 1).tolist():
+        where = held.find(page)
+        report("INV-PAGE-02", f"page {page} in exactly one place", f"{len(where)}: {where[:4]}")
     due_state = np.zeros(kv.num_pages, dtype=np.uint8)
     due_owner = np.full(kv.num_pages, NO_OWNER, dtype=np.int64)
-
-    def place(page: int, where: str, state: int, owner: int) -> None:
-        if not 0 <= page < kv.num_pages:
-            report("INV-PAGE-02", f"page ids below {kv.num_pages}", f"page {page} in {where}")
-            return
-        places[page].append(where)
-        due_state[page] = state
-        due_owner[page] = owner
-
-    for page in kv.free_list:
-        place(page, "free list", FREE, NO_OWNER)
-    for node in kv.nodes:
-        for page in node.pages:
-            place(page, f"node {node.node}", PROTECTED if node.lock_count > 0 else EVICTABLE, node.node)
-    for lease in kv.leases:
-        for page in lease.pages[lease.shared_pages :]:
-            place(page, f"request {lease.rid}, row {lease.row}", PRIVATE, lease.row)
-    for page, found in enumerate(places):
-        if len(found) != 1:
-            report("INV-PAGE-02", f"page {page} in exactly one place", f"{len(found)}: {found[:4]}")
-    wrong = np.flatnonzero((states != due_state) | (owners != due_owner))
-    wrong = wrong[[len(places[page]) == 1 for page in wrong.tolist()]] if len(wrong) else wrong
+    due_state[held.pages], due_owner[held.pages] = held.states, held.owners
+    wrong = np.flatnonzero(((states != due_state) | (owners != due_owner)) & (times == 1))
     if len(wrong):
         page = int(wrong[0])
         report(
             "INV-PAGE-02",
-            f"page {page}, found in {places[page][0]}: {STATE_NAMES[due_state[page]]}, owner {due_owner[page]}",
+            f"page {page}, found in {held.find(page)[0]}: {STATE_NAMES[due_state[page]]}, owner {due_owner[page]}",
             f"{STATE_NAMES[states[page]]}, owner {owners[page]} ({len(wrong)} such pages)",
         )
+
+
+class _Places:
+    """Every place a page is found in: the free list, nodes, private parts of page tables. Arrays of equal length."""
+
+    def __init__(self, kv: KvSnapshot) -> None:
+        self._kv = kv
+        runs: list[tuple[tuple[int, ...], int, int]] = [(kv.free_list, FREE, NO_OWNER)]
+        runs += [(node.pages, PROTECTED if node.lock_count > 0 else EVICTABLE, node.node) for node in kv.nodes]
+        runs += [(lease.pages[lease.shared_pages :], PRIVATE, lease.row) for lease in kv.leases]
+        sizes = [len(pages) for pages, _, _ in runs]
+        pages = np.array([page for run, _, _ in runs for page in run], dtype=np.int64)
+        inside = (pages >= 0) & (pages < kv.num_pages)
+        self.outside: list[int] = pages[~inside].tolist()
+        self.pages = pages[inside]
+        self.states = np.repeat(np.array([state for _, state, _ in runs], dtype=np.uint8), sizes)[inside]
+        self.owners = np.repeat(np.array([owner for _, _, owner in runs], dtype=np.int64), sizes)[inside]
+
+    def find(self, page: int) -> list[str]:
+        """Where a page is, in words; once for each time."""
+        kv = self._kv
+        found = ["free list"] * kv.free_list.count(page)
+        for node in kv.nodes:
+            found += [f"node {node.node}"] * node.pages.count(page)
+        for lease in kv.leases:
+            private = lease.pages[lease.shared_pages :]
+            found += [f"request {lease.rid}, row {lease.row}"] * private.count(page)
+        return found
 
 
 def _locks(kv: KvSnapshot, report: Report) -> None:

@@ -50,7 +50,7 @@ def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
         report("INV-BUDGET-03", f"order {len(books.decisions)}", f"order {event.order}", rid=event.rid)
     if books.decisions:
         last = books.decisions[-1]
-        if not same(before, _after(last)):
+        if not _follows(books, _after(last), before):
             report(
                 "INV-BUDGET-03",
                 f"before = what {last.rid} left: {show(_after(last))}",
@@ -64,6 +64,37 @@ def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
         return
     _price(books, event, before, after, report)
     _overdraft(books, event, after, report)
+
+
+def _follows(books: Shadow, left: LedgerView, before: LedgerView) -> bool:
+    """`before` is what was left, or more KV when a preemption gave some back in between."""
+    if same(left, before):
+        return True
+    current = before.remaining_current - left.remaining_current
+    total = before.remaining_total - left.remaining_total
+    if not books.config.scheduler.enable_priority_preemption or current < 0 or total < current - TOLERANCE:
+        return False
+    books.gained_current += current
+    books.gained_total += total
+    return (before.rem_input, before.rem_chunk) == (left.rem_input, left.rem_chunk)
+
+
+def _preempted(books: Shadow, event: StepPlanned, report: Report) -> None:
+    """What preemptions gave back within the pass is what their requests really held and were promised."""
+    promised = books.gained_total - books.gained_current
+    if abs(promised - books.preempted_growth) > TOLERANCE:
+        report(
+            "INV-BUDGET-04",
+            f"{books.preempted_growth:g} promised tokens given back by {list(event.preempted)[:8]}",
+            f"{promised:g}",
+        )
+    page = books.page_size
+    if books.pinned_tokens - books.gained_current != (books.locked_pages - books.released_pages) * page:
+        report(
+            "INV-BUDGET-03",
+            f"{books.locked_pages} pages locked and {books.released_pages} given back, x {page} tokens",
+            f"{books.pinned_tokens} tokens charged, {books.gained_current} given back",
+        )
 
 
 def _price(books: Shadow, event: AdmissionDecided, before: LedgerView, after: LedgerView, report: Report) -> None:
@@ -166,7 +197,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
         )
     if books.decisions:
         first, last = books.decisions[0], books.decisions[-1]
-        if not same(opened, _before(first)):
+        if not _follows(books, opened, _before(first)):
             report(
                 "INV-BUDGET-03",
                 f"the first decision starts from {show(opened)}",
@@ -182,7 +213,9 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
                 rid=last.rid,
                 seqs=(last.seq,),
             )
-    if not event.claim_failed and books.pinned_tokens != books.locked_pages * books.page_size:
+    if event.preempted and not event.claim_failed:
+        _preempted(books, event, report)
+    elif not event.claim_failed and books.pinned_tokens != books.locked_pages * books.page_size:
         report(
             "INV-BUDGET-03",
             f"{books.locked_pages} pages locked for prefixes, x {books.page_size} tokens charged",

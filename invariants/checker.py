@@ -104,12 +104,19 @@ class InvariantChecker:
             if self._time_ns is not None:
                 self.ns_by_tier[1] += self._time_ns() - started
 
-    def audit(self, snapshot: SchedulerSnapshot) -> None:
-        """Recount a whole snapshot, taken between steps, and compare it with itself and with the books (tier 2)."""
+    def audit(self, snapshot: SchedulerSnapshot) -> bool:
+        """Recount a whole snapshot, taken between steps, and compare it with itself and with the books (tier 2).
+
+        Call it on the engine thread. False, and nothing is checked, in the middle of a step: a request in transit would
+        look like a leak.
+        """
+        books = self._books
+        if books is not None and (books.plan is not None or books.in_commit):
+            return False
         started = self._time_ns() if self._time_ns is not None else 0
         self._audit_step = snapshot.step
         try:
-            audit.run(self._books, snapshot, self._report)
+            audit.run(books, snapshot, self._report)
             for group in (Group.LOCK, Group.PAGE, Group.STEP):
                 self.checks_by_group[group] += 1
         except InvariantViolation:
@@ -122,6 +129,7 @@ class InvariantChecker:
             self._audit_step = None
             if self._time_ns is not None:
                 self.ns_by_tier[2] += self._time_ns() - started
+        return True
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -195,6 +203,8 @@ class InvariantChecker:
             if books.leaving and event.cause is Cause.ADMIT:
                 lock_laws.settle(books, report)
             books.in_commit = True
+        if event.cause is Cause.PREEMPT:
+            books.count_preempted(event.rid)
         request = step_laws.on_transition(books, event, report)
         counts["step"] += 1
         if request is None:

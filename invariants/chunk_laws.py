@@ -63,6 +63,13 @@ def _considered(books: Shadow, event: AdmissionDecided, request: ShadowRequest, 
         )
     if is_continuation and request.cursor is not None and event.prefix_len != request.cursor:
         report("INV-CHUNK-02", f"next piece from {request.cursor}", f"prefix_len {event.prefix_len}", rid=rid)
+    if not is_continuation and (event.prefix_len % books.page_size or not 0 <= event.prefix_len < request.seq_len):
+        report(
+            "INV-CHUNK-02",
+            f"a cached prefix of whole pages of {books.page_size}, below {request.seq_len}",
+            f"prefix_len {event.prefix_len}",
+            rid=rid,
+        )
     if event.candidate_extend != request.seq_len - event.prefix_len:
         report(
             "INV-CHUNK-02",
@@ -157,6 +164,17 @@ def on_transition(books: Shadow, event: RequestTransitioned, request: ShadowRequ
         if request.planned_end is not None and event.computed_len != request.planned_end:
             report("INV-CHUNK-02", f"computed_len {request.planned_end}", f"{event.computed_len}", rid=event.rid)
         request.planned_end = None
+    elif event.cause is Cause.ADMIT:
+        prefix = next((d.prefix_len for d in books.decisions if d.rid == event.rid), event.computed_len)
+        if event.computed_len != prefix or event.cached_len != prefix:
+            report(
+                "INV-CHUNK-02",
+                f"{prefix} tokens found cached, as decided",
+                f"computed_len {event.computed_len}, cached_len {event.cached_len}",
+                rid=event.rid,
+            )
+    elif event.target is RequestState.WAITING and event.computed_len:
+        report("INV-CHUNK-02", "no computed token while waiting", f"{event.computed_len}", rid=event.rid)
 
 
 def on_completed(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report) -> None:

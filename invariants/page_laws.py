@@ -77,6 +77,8 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         books.split_locks(old, owner)
     elif cause == "lock":
         books.locked_pages += len(pages)
+    elif cause in ("unlock", "free"):
+        books.released_pages += len(pages)
 
 
 def _evicts_nobodys(books: Shadow, page: int, count: int, report: Report) -> None:

@@ -119,7 +119,11 @@ class Shadow:
         #: The request that is partly prefilled once the step in flight is applied.
         self.cut: str | None = None
         self.pinned_tokens = 0
+        self.gained_current = 0
+        self.gained_total = 0.0
+        self.preempted_growth = 0.0
         self.locked_pages = 0
+        self.released_pages = 0
         self.claimed_rows: set[int] = set()
         #: rid -> (request, row it had, seq of the transition, whether it ended): to be found holding nothing
         self.leaving: dict[str, tuple[ShadowRequest, int, int, bool]] = {}
@@ -147,6 +151,12 @@ class Shadow:
         if state is RequestState.FINISHED:
             del self.requests[request.rid]
             self.in_state[state] -= 1
+
+    def count_preempted(self, rid: str) -> None:
+        """Remember the promise that a preempted request gives back."""
+        request = self.running.get(rid)
+        if request is not None:
+            self.preempted_growth += self.growth(request) * (1.0 if request.ignore_eos else self.view.ratio)
 
     def remember_end(self, rid: str, seq: int) -> None:
         self.ended[rid] = seq
@@ -223,12 +233,13 @@ class Shadow:
         view.plain_growth, view.eos_growth = self.plain_growth, self.eos_growth
         view.ratio = self.ratio
         view.continuation = self.continuation()
-        self.locked_pages = 0
+        self.locked_pages = self.released_pages = 0
 
     def close_plan(self, ratio: float) -> None:
         """The plan is committed: forget its decisions, remember the ratio it left."""
         self.decisions.clear()
-        self.pinned_tokens = self.locked_pages = 0
+        self.pinned_tokens = self.locked_pages = self.released_pages = self.gained_current = 0
+        self.gained_total = self.preempted_growth = 0.0
         self.in_commit = False
         self.ratio = ratio
 

@@ -103,9 +103,9 @@ def _decoders(books: Shadow, event: StepPlanned, report: Report) -> None:
     if event.decodes and books.running.keys() != set(event.decodes):
         odd = sorted(books.running.keys() ^ set(event.decodes))
         report("INV-STEP-03", f"all {len(books.running)} running requests or none", f"not so for {odd[:8]}", rid=odd[0])
-    for victim in event.retractions:
-        if victim.rid in event.sampling or any(row.rid == victim.rid for row in event.prefills):
-            report("INV-STEP-03", "a victim that is not scheduled", "both in one step", rid=victim.rid)
+    for rid in (*[victim.rid for victim in event.retractions], *event.preempted):
+        if rid in event.sampling or any(row.rid == rid for row in event.prefills):
+            report("INV-STEP-03", "a victim that is not scheduled", "both in one step", rid=rid)
 
 
 def recount(books: Shadow, event: StepPlanned | StepCompleted, report: Report) -> None:

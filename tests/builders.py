@@ -95,6 +95,7 @@ class CoreRun:
         max_new_tokens: int = 4,
         *,
         ignore_eos: bool = False,
+        priority: int | None = None,
     ) -> Request:
         """Queue a request. A number stands for that many tokens which no other request has."""
         if isinstance(prompt, int):
@@ -110,6 +111,7 @@ class CoreRun:
                 page_keys=keys.astype("<i8").tobytes(),
                 head32_key=self._keyer.head32(tokens),
                 ignore_eos=ignore_eos,
+                priority=priority,
             ),
             self.now_ns,
         )
