@@ -14,6 +14,8 @@ from engine.events import (
     AdmissionDecided,
     AnyEvent,
     EngineStarted,
+    LockChanged,
+    PagesMoved,
     RequestArrived,
     RequestTransitioned,
     ResponseSent,
@@ -23,8 +25,8 @@ from engine.events import (
 from engine.request import RequestState
 from engine.scheduler.decision import ADMITTED
 from telemetry.metric_books import Books, FrontEndMetrics
-from telemetry.metric_catalog import CATALOG, FRONT_END, LEDGERS, NS, LiveState
-from telemetry.observe import TTFT_PARTS
+from telemetry.metric_catalog import CATALOG, FRONT_END, KV_STATES, LEDGERS, NS, PHASES, LiveState
+from telemetry.observe import BLOCKERS, TTFT_PARTS
 from telemetry.request_timeline import RequestTimeline
 from telemetry.timeline import TimelineTracker
 
@@ -51,6 +53,15 @@ class MetricsSink:
         self._busy_before = False
         self._admitted_step = -1
         self._published: tuple[int, ...] = tuple(self._books.cells)
+        at = self._books.at
+        # First cells of families that every step writes; label values follow in the catalogue's order.
+        self._phase_cell = at["step_phase_seconds_total", PHASES[0]]
+        self._left_cell = at["ledger_remaining_tokens", LEDGERS[0]]
+        self._pages_cell = at["kv_pages", KV_STATES[0]]
+        self._blocker_cell = at["waiting_by_blocker", BLOCKERS[0]]
+        self._waited_cell = at["waiting_request_seconds_total", BLOCKERS[0]]
+        self._state_cell = at["requests", LiveState.WAITING]
+        self._gap_cell = at["inter_token_latency_seconds", ""]
         #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
         self.oldest_waiting_ns: int | None = None
 
@@ -79,6 +90,8 @@ class MetricsSink:
     def emit(self, event: AnyEvent) -> None:
         """Count one event."""
         kind = type(event)
+        if kind is PagesMoved or kind is LockChanged:
+            return  # the totals of StepPlanned and StepCompleted say it
         if kind is AdmissionDecided:
             self._decided(event)  # type: ignore[arg-type]  # `kind is` does not narrow, and is the fastest test
         self._timeline.apply(event)
@@ -101,8 +114,8 @@ class MetricsSink:
     def _add(self, name: str, amount: int = 1, label: str = "") -> None:
         self._books.add(self._books.at[name, label], amount)
 
-    def _observe(self, name: str, value: int, label: str = "", count: int = 1) -> None:
-        self._books.observe(self._books.at[name, label], value, count)
+    def _observe(self, name: str, value: int, label: str = "") -> None:
+        self._books.observe(self._books.at[name, label], value)
 
     def _started(self, event: EngineStarted) -> None:
         self._page_size = event.page_size
@@ -161,30 +174,36 @@ class MetricsSink:
             self._add("pass_ends_total", 1, event.pass_end.stopped_by)
             self._add("not_considered_total", event.pass_end.not_considered)
         if event.budget_close is not None:
-            left = event.budget_close
-            self._set("ledger_remaining_tokens", left.rem_input, "compute")
-            self._set("ledger_remaining_tokens", left.rem_chunk or 0, "chunk")
-            self._set("ledger_remaining_tokens", left.remaining_current, "kv_now")
-            self._set("ledger_remaining_tokens", round(left.remaining_total), "kv_total")
-            self._set("ledger_remaining_tokens", max(self._max_rows - event.num_running, 0), "rows")
+            left, at = event.budget_close, self._left_cell
+            self._books.cells[at : at + len(LEDGERS)] = (
+                left.rem_input,
+                left.rem_chunk or 0,
+                left.remaining_current,
+                round(left.remaining_total),
+                max(self._max_rows - event.num_running, 0),
+            )
         for retraction in event.retractions:
+            if retraction.aborted:
+                continue  # an end, not a way back to the queue
             self._add("retractions_total", 1, retraction.cause)
             self._add("retracted_tokens_total", retraction.output_len, "output")
             self._add("retracted_tokens_total", max(retraction.lost_tokens - retraction.output_len, 0), "prompt")
-        self._add("retractions_total", len(event.preempted), "priority")
+        if event.preempted:
+            self._add("retractions_total", len(event.preempted), "priority")
         for guard in event.guards:
             self._add("guard_activations_total", 1, guard)
         if event.claim_failed:
             self._add("kv_claim_failures_total", 1, "prefill" if self._admitted_step == event.step else "decode")
-        self._add("kv_pages_evicted_total", event.evicted_pages)
+        if event.evicted_pages:
+            self._add("kv_pages_evicted_total", event.evicted_pages)
         self._set("new_token_ratio", round(event.new_token_ratio * NS))
         self._set("promised_pages", round(1000 * event.promised_tokens / self._page_size))
         self._set("waiting_tokens", event.waiting_tokens)
         self._pages(event.pages)
 
     def _pages(self, pages: tuple[int, int, int, int]) -> None:
-        start = self._books.at["kv_pages", "free"]
-        self._books.cells[start : start + 4] = pages
+        at = self._pages_cell
+        self._books.cells[at : at + len(KV_STATES)] = pages
 
     def _completed(self, event: StepCompleted) -> None:
         kind, times, plan = event.kind, event.times, self._plan
@@ -205,17 +224,20 @@ class MetricsSink:
         self._publish(event.t_ns)
 
     def _phases(self, event: StepCompleted) -> None:
-        times = event.times
-        cuts = (
-            ("drain", times.started_ns, times.plan_from_ns),
-            ("plan", times.plan_from_ns, times.planned_ns),
-            ("commit", times.planned_ns, times.committed_ns),
-            ("prepare", times.committed_ns, times.launched_ns),
-            ("forward_wait", times.launched_ns, times.ready_ns),
-            ("apply", times.ready_ns, times.applied_ns),
+        times, books, cell = event.times, self._books, self._phase_cell
+        start = times.started_ns
+        ends = (
+            times.plan_from_ns,
+            times.planned_ns,
+            times.committed_ns,
+            times.launched_ns,
+            times.ready_ns,
+            times.applied_ns,
         )
-        for phase, start, end in cuts:
-            self._add("step_phase_seconds_total", end - start, phase)
+        # The first six phases, in order, are the stretches between the cuts of a step.
+        for end in ends:
+            books.add(cell, end - start)
+            start, cell = end, cell + 1
         outside = times.started_ns - self._last_applied_ns
         if outside > 0:
             # Between two steps: handing outputs over while there is work, waiting for work otherwise.
@@ -228,12 +250,12 @@ class MetricsSink:
         timeline, cells = self._timeline, self._books.cells
         queue = timeline.queue
         queue.advance(t_ns)
-        start = self._books.at["waiting_by_blocker", "compute"]
-        cells[start : start + len(queue.counts)] = queue.counts
-        start = self._books.at["waiting_request_seconds_total", "compute"]
-        cells[start : start + len(queue.waited_ns)] = queue.waited_ns
+        at = self._blocker_cell
+        cells[at : at + len(BLOCKERS)] = queue.counts
+        at = self._waited_cell
+        cells[at : at + len(BLOCKERS)] = queue.waited_ns
         waiting = len(queue.waiting)
-        at = self._books.at["requests", LiveState.WAITING]
+        at = self._state_cell
         cells[at : at + len(LiveState)] = (
             waiting - queue.retracted,
             timeline.prefilling,
@@ -269,7 +291,7 @@ class MetricsSink:
         self._add("ttft_residual_seconds_total", abs(request.ttft_ns - sum(request.parts)))
 
     def on_gaps(self, gap_ns: int, count: int) -> None:
-        self._observe("inter_token_latency_seconds", gap_ns, count=count)
+        self._books.observe(self._gap_cell, gap_ns, count)
 
     def on_finished(self, request: RequestTimeline) -> None:
         assert request.finish is not None, "announced before its end"

@@ -6,6 +6,7 @@ Two packed arrays and a count per owner: an event costs as much as the pages it 
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -40,14 +41,14 @@ class PageBook:
         if not len(pages):
             return
         owner = _owner(event.owner)
-        before = self._owners[pages]
-        if event.cause == "split":
-            old = int(before[0])
-            if old in self._locks:
-                self._locks[owner] = dict(self._locks[old])
-        for old, count in zip(*np.unique(before, return_counts=True), strict=True):
-            self._count(int(old), -int(count))
+        # Gain before loss: an owner that keeps its pages must not be taken for gone in between.
         self._count(owner, len(pages))
+        if event.source != "free":
+            before = self._owners[pages].tolist()
+            if event.cause == "split" and before[0] in self._locks:
+                self._locks[owner] = dict(self._locks[before[0]])
+            for old, count in Counter(before).items():
+                self._count(old, -count)
         self._states[pages] = _CODE[event.target]
         self._owners[pages] = owner
 

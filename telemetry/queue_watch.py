@@ -104,6 +104,10 @@ class QueueWatch:
         assert end is not None, "a step without a pass decides nothing"
         t_ns = event.t_ns
         self.advance(t_ns)
+        if not self.waiting:
+            self.passes += 1
+            self.last_pass, self.last_pass_step = end, event.step
+            return
         refused: dict[str, tuple[int, Reason]] = {}
         for decision in decisions:
             if decision.rid in self.waiting and decision.rid not in admitted:
