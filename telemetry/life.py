@@ -40,7 +40,8 @@ class LifeBuilder:
         self._step = 0
         self._t_ns = 0
         self._plan: StepPlannedRecord | None = None
-        self._stopper: AdmissionDecidedRecord | None = None
+        #: The last written refusal of each waiting request; a folded one repeats its numbers.
+        self._refused: dict[str, AdmissionDecidedRecord] = {}
         self._full_by: tuple[str, Reason, Tally] | None = None
         self._times_used = 0
         self._begin(None)
@@ -96,8 +97,8 @@ class LifeBuilder:
                 self._started = record
 
     def _decided(self, record: AdmissionDecidedRecord) -> None:
-        if record.stopped_pass:
-            self._stopper = record
+        if not record.is_admitted:
+            self._refused[record.rid] = record
         if record.rid != self.rid:
             return
         if record.is_admitted:
@@ -118,12 +119,12 @@ class LifeBuilder:
 
     def _planned(self, record: StepPlannedRecord) -> None:
         self._step, self._t_ns, self._plan = record.step, record.t_ns, record
-        self._watch_full_flag(record)
         end = record.pass_end
         wait = self._wait
         # A request that was pushed back in this very step came after its pass.
         if wait is not None and end is not None and record.step > wait.from_step:
             wait.passed(record.step, end, self._full_by)
+        self._watch_full_flag(record)
         if self._chunks and self._chunks[-1].step == record.step:
             if record.claim_failed:
                 self._chunks.pop()
@@ -142,7 +143,6 @@ class LifeBuilder:
                         lost_tokens=retraction.lost_tokens,
                     )
                 )
-        self._stopper = None
 
     def _watch_full_flag(self, record: StepPlannedRecord) -> None:
         """Who marked the batch full: the request whose refusal ended the pass that set the flag."""
@@ -151,11 +151,9 @@ class LifeBuilder:
             self._full_by = None
         elif end is not None and end.stop != "skipped" and end.rid is not None:
             tally = Tally(1, record.step, record.step)
-            if self._stopper is not None and self._stopper.rid == end.rid:
-                tally.need, tally.have = self._stopper.need, self._stopper.have
-            elif self._full_by is not None and self._full_by[:2] == (end.rid, end.stopped_by):
-                # The same refusal again, folded away: it has the same numbers.
-                tally.need, tally.have = self._full_by[2].need, self._full_by[2].have
+            refused = self._refused.get(end.rid)
+            if refused is not None and refused.reason is end.stopped_by:
+                tally.need, tally.have = refused.need, refused.have
             self._full_by = (end.rid, end.stopped_by, tally)
 
     def _completed(self, record: StepCompletedRecord) -> None:
@@ -189,6 +187,7 @@ class LifeBuilder:
 
     def _transitioned(self, record: RequestTransitionedRecord) -> None:
         rid, target = record.rid, record.target
+        self._refused.pop(rid, None)
         if rid == self.rid:
             self._own(record)
         elif record.cause is Cause.ADMIT and self._wait is not None:

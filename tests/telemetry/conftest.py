@@ -213,9 +213,11 @@ class SimulatedRun:
         self.shared = tuple(self.random.randrange(100, 500) for _ in range(64))
         self.live: list[str] = []
 
-    def add(self, rid: str, prompt: tuple[int, ...], new_tokens: int) -> None:
+    def add(self, rid: str, prompt: tuple[int, ...], new_tokens: int, *, ignore_eos: bool | None = None) -> None:
         params = SamplingParams(
-            max_new_tokens=new_tokens, min_new_tokens=new_tokens // 2, ignore_eos=self.random.random() < 0.1
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens // 2,
+            ignore_eos=self.random.random() < 0.1 if ignore_eos is None else ignore_eos,
         )
         accepted = self.clock.now_ns()
         self.clock.advance_ns(50_000)

@@ -1,0 +1,216 @@
+"""The sentences about a request agree with the record, do not depend on folding, and never change by themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import Policy
+from engine.events import AdmissionDecided, RequestTransitioned, StepPlanned
+from engine.request import Cause, RequestState
+from engine.scheduler.decision import Reason
+from telemetry.explain import Explanation, UnknownRequest, explain, explain_records, told
+from telemetry.explain_words import REASON_WORDS, amount, need_have, span, times, wall
+from telemetry.journal import JournalSink
+from telemetry.life import LifeBuilder
+from telemetry.schema import record_of
+
+DATA = Path(__file__).parent / "data"
+#: Recorded once by `SimulatedRun(path, 12, policy=fcfs).play(24, fail_at_step=200)`; only its readers may change.
+JOURNAL = DATA / "explained.jsonl.gz"
+RUNS = [(2, 16, Policy.LPM), (3, 1, Policy.FCFS), (4, 16, Policy.SHORTEST_PREFILL_FIRST), (5, 4, Policy.FCFS)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, simulated_run: Any) -> list[tuple[Path, list[Any]]]:
+    played = []
+    for seed, page_size, policy in RUNS:
+        path = tmp_path_factory.mktemp("run") / "run.jsonl"
+        run = simulated_run(path, seed, policy=policy, page_size=page_size)
+        run.play(50, fail_at_step=100)
+        played.append((path, run.recorded.events))
+    return played
+
+
+def rids_of(events: list[Any]) -> list[str]:
+    return [event.rid for event in events if type(event).__name__ == "RequestArrived"]
+
+
+@pytest.mark.parametrize("rid", ["r0", "r9", "r14", "r18", "r20", "r23"])
+def test_the_recorded_journal_tells_the_recorded_story(rid: str) -> None:
+    """After a wanted change of wording: ADMITSCOPE_REWRITE=1 pytest, then read the difference."""
+    text, file = explain(JOURNAL, rid).text() + "\n", DATA / f"explained.{rid}.txt"
+    if os.environ.get("ADMITSCOPE_REWRITE"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_facts_agree_with_the_events_for_every_request(runs: list[tuple[Path, list[Any]]]) -> None:
+    for path, events in runs:
+        for rid in rids_of(events)[::5]:
+            life = explain(path, rid).life
+            own = [event for event in events if getattr(event, "rid", None) == rid]
+            decisions = [event for event in own if isinstance(event, AdmissionDecided)]
+            admitted = [d for d in decisions if d.selected_extend > 0]
+            assert [c.step for c in life.chunks] == [d.step for d in admitted]
+            assert sum(c.extend_len for c in life.chunks) == sum(d.selected_extend for d in admitted)
+            refused = len(decisions) - len(admitted)
+            told_refused = sum(r.count for w in life.waits for r in w.refusals) + sum(r.count for r in life.parked)
+            assert told_refused >= refused
+            moves = [event for event in own if isinstance(event, RequestTransitioned)]
+            assert len(life.retractions) == sum(move.cause is Cause.RETRACT for move in moves)
+            assert len(life.waits) == sum(move.target is RequestState.WAITING for move in moves)
+            assert life.end is not None
+            assert (life.end.cause, life.output_len) == (moves[-1].cause, moves[-1].output_len)
+            starts = [i for i, move in enumerate(moves) if move.target is RequestState.WAITING]
+            for wait, start in zip(life.waits, starts, strict=True):
+                closing = moves[start + 1]
+                assert (wait.from_ns, wait.to_ns) == (moves[start].t_ns, closing.t_ns)
+                passes = [
+                    event
+                    for event in events
+                    if isinstance(event, StepPlanned)
+                    and event.seq > moves[start].seq
+                    and event.step > moves[start].step
+                    and event.step
+                    <= closing.step - (closing.cause is not Cause.ADMIT and _ends_before(closing, events))
+                    and event.pass_end.stop != "skipped"
+                ]
+                counted = sum(r.count for r in wait.refusals) + sum(n.count for n in wait.not_reached)
+                assert wait.passes == len(passes) == counted + (wait.end == "admitted")
+
+
+def _ends_before(closing: RequestTransitioned, events: list[Any]) -> bool:
+    """Whether a request left the queue in a step before that step's plan was published."""
+    return any(
+        isinstance(event, StepPlanned) and event.step == closing.step and event.seq > closing.seq for event in events
+    )
+
+
+def test_folding_loses_nothing_of_a_story(tmp_path: Path, simulated: Any) -> None:
+    path = tmp_path / "run.jsonl"
+    run = simulated(path, 1, policy=Policy.FCFS)
+    run.engine.scheduler.kv.allocation_fault = lambda _phase: run.engine.steps_done % 9 < 6
+    run.add("first", tuple(range(100, 150)), 100)
+    run.add("second", tuple(range(500)), 4)
+    run.play(20)
+    assert path.read_bytes().count(b'"refusals_folded"') > 1
+    records = [record_of(event) for event in run.recorded.events]
+    for rid in rids_of(run.recorded.events):
+        assert explain(path, rid).life == explain_records(records, rid).life
+
+
+def test_a_request_that_still_waits_is_told_up_to_the_end_of_the_record(tmp_path: Path, simulated: Any) -> None:
+    run = simulated(tmp_path / "run.jsonl", 1, policy=Policy.FCFS)
+    run.add("first", tuple(range(100, 150)), 400, ignore_eos=True)
+    run.add("second", tuple(range(500)), 40)
+    run.add("third", tuple(range(100, 140)), 4)
+    run.play(0, stop_after=30)
+    second, third = (explain(tmp_path / "run.jsonl", rid) for rid in ("second", "third"))
+    assert second.life.state is RequestState.WAITING
+    [wait] = second.life.waits
+    assert wait.end == "waiting"
+    [refusals] = wait.refusals
+    assert refusals.reason is Reason.KV_TOTAL_EXHAUSTED
+    assert "Still waiting when the record ends" in second.text()
+    assert f"need {amount(refusals.need or 0)}, have {amount(refusals.have or 0)} tokens" in second.text()
+    assert "the pass ended ahead of it, at second (" in third.text()
+    assert "second in step" in third.text()
+    assert "with the request in state waiting, 0 tokens out." in third.text()
+
+
+def test_the_story_of_a_torn_journal_says_so(tmp_path: Path, runs: list[tuple[Path, list[Any]]]) -> None:
+    path, events = runs[0]
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(path.read_bytes()[: path.stat().st_size // 2 + 7])
+    story = explain(torn, rids_of(events)[0])
+    assert story.torn is not None
+    assert story.text().endswith(story.torn)
+
+
+def test_an_unknown_id_lists_the_nearest(runs: list[tuple[Path, list[Any]]]) -> None:
+    path, events = runs[0]
+    with pytest.raises(
+        UnknownRequest, match=rf"no request 'r1O'.*it has {len(rids_of(events))} requests.*r1"
+    ) as caught:
+        explain(path, "r1O")
+    assert "r1" in caught.value.nearest
+    with pytest.raises(UnknownRequest, match="it has no request at all"):
+        explain_records([], "r1")
+
+
+def test_a_reused_id_is_told_by_its_last_life(tmp_path: Path, simulated: Any) -> None:
+    run = simulated(tmp_path / "run.jsonl", 1)
+    for length in (40, 70):
+        run.add("again", tuple(range(100, 100 + length)), 4)
+        while run.engine.has_work:
+            run.step()
+    run.journal.close()
+    story = explain(tmp_path / "run.jsonl", "again")
+    assert (story.life.times_used, story.life.prompt_len) == (2, 70)
+    assert "used 2 times; this is the last" in story.text()
+
+
+def test_overtakers_and_those_ahead_are_told_apart(tmp_path: Path, simulated: Any) -> None:
+    run = simulated(tmp_path / "run.jsonl", 3, policy=Policy.SHORTEST_PREFILL_FIRST)
+    run.add("ahead", tuple(range(100, 120)), 4)
+    run.add("long", tuple(range(500)), 4)
+    for number in range(6):
+        run.add(f"short{number}", tuple(range(200 + number, 260 + number)), 4)
+    run.play(0)
+    life = explain(tmp_path / "run.jsonl", "long").life
+    [wait] = life.waits
+    assert (wait.ahead, wait.ahead_admitted) == (1, 1)
+    assert wait.overtaken_by
+    assert set(wait.overtaken_by) <= {f"short{number}" for number in range(6)}
+    text = explain(tmp_path / "run.jsonl", "long").text()
+    assert f"Passed over by {wait.overtaken_by[0]}" in text
+
+
+def test_json_holds_facts_and_sentences(runs: list[tuple[Path, list[Any]]]) -> None:
+    path, events = runs[1]
+    story = explain(path, rids_of(events)[3])
+    again = Explanation.model_validate_json(story.model_dump_json())
+    assert again == story
+    assert told(again.life) == story.sentences
+
+
+def test_sentences_are_in_order_of_time(runs: list[tuple[Path, list[Any]]]) -> None:
+    for path, events in runs:
+        for rid in rids_of(events)[::9]:
+            at = [sentence.at_ns for sentence in explain(path, rid).sentences]
+            assert at == sorted(at)
+            assert at[0] == 0
+
+
+def test_every_reason_has_words() -> None:
+    assert set(REASON_WORDS) == set(Reason)
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [span(ns) for ns in (0, 345_000, 12_345_678, 1_234_567_890)] == ["0 s", "345 µs", "12.3 ms", "1.235 s"]
+    assert wall(1_700_000_000_123_000_000) == "2023-11-14 22:13:20.123 UTC"
+    assert (times(1, "token"), times(1234, "token")) == ("1 token", "1,234 tokens")
+    assert (amount(90.5), amount(4096.0), amount(1.0 / 3)) == ("90.50", "4,096", "0.33")
+    assert need_have(Reason.ROWS_EXHAUSTED, 3, 2) == "need 3, have 2 requests"
+    assert need_have(Reason.FULL_FLAG_SET, 1, 0) == ""
+
+
+def test_the_builder_knows_nothing_before_the_arrival(numbered: Any) -> None:
+    builder = LifeBuilder("a")
+    builder.feed(record_of(numbered.started()))
+    builder.feed(record_of(numbered.planned(1)))
+    assert builder.life() is None
+
+
+def test_a_journal_folder_is_as_good_as_its_file(tmp_path: Path, numbered: Any, simulated: Any) -> None:
+    run = simulated(tmp_path / "admitscope-2.jsonl", 1)
+    run.add("a", tuple(range(100, 140)), 4)
+    run.play(0)
+    older = JournalSink(tmp_path / "admitscope-1.jsonl")
+    older.emit(numbered.started())
+    older.close()
+    assert explain(tmp_path, "a") == explain(tmp_path / "admitscope-2.jsonl", "a")
