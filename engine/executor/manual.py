@@ -45,7 +45,7 @@ class ManualDriver:
 
     def __init__(self, executor: Executor, *, page_order: Iterable[int] | None = None) -> None:
         info = executor.info()
-        self._executor = executor
+        self.executor = executor
         self._page_size = info.page_size
         order = range(info.num_pages) if page_order is None else page_order
         self._free = list(order)[::-1]
@@ -121,7 +121,7 @@ class ManualDriver:
 
     def step(self, work: Sequence[tuple[ManualSequence, int]]) -> None:
         """Execute one batch and append what it sampled to its sequences."""
-        result = self._executor.execute(self.batch(work))
+        result = self.executor.execute(self.batch(work))
         self._step += 1
         by_rid = {token.rid: token for token in result.tokens}
         for sequence, count in work:

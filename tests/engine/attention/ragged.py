@@ -59,7 +59,7 @@ def build(
     page_seed: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Ragged:
-    """A batch of `lens`. `shared`: later requests take full prefix pages of the first. `page_seed` permutes page ids."""
+    """A batch of `lens`. `shared`: later requests take full prefix pages of the first. `page_seed` permutes ids."""
     rng = np.random.default_rng(seed)
     page = shape.page_size
     tokens_at_most = sum(-(-seq // page) for _, seq in lens)
