@@ -1,8 +1,8 @@
 """The live page. Owns: the order of the page, and which part of it reruns when.
 
-Run by path: `streamlit run dashboard/app.py -- --url http://127.0.0.1:8000`; ADMITSCOPE_URL and ADMITSCOPE_API_KEY say the
-same by environment. The script as a whole runs when a viewer touches a control; while nobody does, only the two fragments
-run: the head, and the view that is open.
+Run by path: `streamlit run dashboard/app.py -- --url http://127.0.0.1:8000`; ADMITSCOPE_URL and ADMITSCOPE_API_KEY say
+the same by environment. The script runs once per viewer and again for another pace; everything else is one fragment,
+which draws the head and the open view from one look at the engine.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ if importlib.util.find_spec("dashboard") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dashboard import components, theme
+from dashboard.feed import Look
 from dashboard.pulse import pulse_data
-from dashboard.session import INTERVALS_S, Viewer, now_mono_s, settings_from, viewer_for
-from dashboard.views import admission, kv, now, requests
+from dashboard.session import DEFAULT_INTERVAL_S, INTERVALS_S, Viewer, now_mono_s, settings_from, viewer_for
+from dashboard.views import VIEWS
 
-_VIEWS = {
-    "now": ("Now", now.show),
-    "admission": ("Admission", admission.show),
-    "kv": ("K/V pages", kv.show),
-    "requests": ("Requests", requests.show),
-}
+#: The head needs these whatever view is open.
+_HEAD_PARTS = ("latency", "requests")
 
 
 def main() -> None:
@@ -39,23 +36,39 @@ def main() -> None:
     except ValueError as error:
         st.error(str(error))
         return
-    viewer = viewer_for(settings)
-    st.html(theme.page_css(viewer.colours))
-    st.fragment(_head, run_every=viewer.run_every_s)(viewer)
-    view = _controls(viewer)
-    with st.container(key="live"):
-        st.fragment(_body, run_every=viewer.run_every_s)(viewer, view)
-
-
-def _controls(viewer: Viewer) -> str:
-    """Choice of the view, pause and refresh interval. Returns the open view."""
     if "view" not in st.session_state:
         asked = st.query_params.get("view", "now")
-        st.session_state["view"] = asked if asked in _VIEWS else "now"
-        st.session_state["interval_s"] = 1.0
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom", key="controls"):
-        view = st.segmented_control(
-            "View", list(_VIEWS), format_func=lambda name: _VIEWS[name][0], key="view", required=True, label_visibility="collapsed"
+        st.session_state["view"] = asked if asked in VIEWS else "now"
+        st.session_state["interval_s"] = DEFAULT_INTERVAL_S
+    viewer = viewer_for(settings)
+    st.html(theme.page_css(viewer.colours))
+    every_s = viewer.run_every_s
+    # One fragment for all: head and view always stand on the same look, and nothing else ever reruns by itself.
+    st.fragment(_page, run_every=every_s)(viewer, every_s)
+
+
+def _page(viewer: Viewer, every_s: float | None) -> None:
+    view = VIEWS[st.session_state.get("view") or "now"]
+    look = viewer.look(*_HEAD_PARTS, *view.parts)
+    _head(viewer, look)
+    _controls(viewer)
+    if viewer.run_every_s != every_s:
+        # Another pace, or a pause, begins with a new run of the script: the timer belongs to the fragment.
+        st.rerun()
+    with st.container(key="live"):
+        view.show(viewer, look)
+
+
+def _controls(viewer: Viewer) -> None:
+    """Choice of the view, pause, and refresh interval."""
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="controls"):
+        st.segmented_control(
+            "View",
+            list(VIEWS),
+            format_func=lambda name: VIEWS[name].title,
+            key="view",
+            label_visibility="collapsed",
+            on_change=_view_changed,
         )
         with st.container(horizontal=True, vertical_alignment="center", width="content", key="pace"):
             st.toggle("Pause", key="paused", on_change=viewer.pause_changed, help="All panels stand at one moment.")
@@ -67,13 +80,16 @@ def _controls(viewer: Viewer) -> str:
                 label_visibility="collapsed",
                 width=120,
             )
-    chosen = view or "now"
-    st.query_params["view"] = chosen
-    return chosen
 
 
-def _head(viewer: Viewer) -> None:
-    look = viewer.look("latency", "requests")
+def _view_changed() -> None:
+    """The address names the view, so that a reload or a sent link opens the same one."""
+    # A segmented control lets its choice be taken back; the page always has a view.
+    st.session_state["view"] = st.session_state["view"] or st.query_params.get("view", "now")
+    st.query_params["view"] = st.session_state["view"]
+
+
+def _head(viewer: Viewer, look: Look) -> None:
     components.pulse(
         pulse_data(
             look,
@@ -86,10 +102,6 @@ def _head(viewer: Viewer) -> None:
         viewer.colours,
         key="pulse",
     )
-
-
-def _body(viewer: Viewer, view: str) -> None:
-    _VIEWS[view][1](viewer)
 
 
 main()

@@ -16,6 +16,11 @@ from dashboard.theme import Palette
 #: Ledgers from top to bottom, as `frames.LEDGER_TITLES` names them.
 _LEDGER_ORDER: Final = ["input", "chunk", "KV total", "KV current"]
 
+_PADDING: Final = {"left": 4, "right": 12, "top": 6, "bottom": 2}
+
+#: Right edge of the ledger bars, as a share of the limit: room to draw what was needed beyond it.
+_REACH: Final = 1.25
+
 #: Seconds on an axis, in the unit that fits.
 _SECONDS_AXIS: Final = (
     "datum.value == 0 ? '0' : datum.value < 0.00995 ? format(datum.value * 1000, '.2~f') + ' ms' : "
@@ -48,21 +53,21 @@ def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
             "quantile:N", scale=alt.Scale(domain=["p99", "p50"], range=[[5, 3], [1, 0]]), legend=None
         )
     )
-    points = base.mark_circle(size=16, opacity=0.85)
-    return (line + points).properties(height=height, padding={"left": 4, "right": 8, "top": 6, "bottom": 2})
+    points = base.mark_circle(size=7, opacity=0.8)
+    return alt.LayerChart(layer=(line, points), height=height, padding=_PADDING)
 
 
 def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> alt.Chart:
     """Tokens that each of the last steps computed, stacked by part, from `frames.steps_frame`."""
     parts = ["admission", "continuation", "decode rows"]
-    return (
+    chart: alt.Chart = (
         alt.Chart(frame)
         .mark_bar(stroke=colours.page, strokeWidth=1)
         .encode(
             x=alt.X(
                 "step:O",
-                title="step",
-                axis=alt.Axis(labelAngle=0, labelOverlap="greedy", domain=False, ticks=False, titleFontWeight="normal"),
+                title=None,
+                axis=alt.Axis(labelAngle=0, labelOverlap="greedy", domain=False, ticks=False),
             ),
             y=alt.Y(
                 "tokens:Q",
@@ -83,11 +88,12 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
                 alt.Tooltip("reason:N", title="pass ended by"),
             ],
         )
-        .properties(height=height, padding={"left": 4, "right": 8, "top": 6, "bottom": 2})
+        .properties(height=height, padding=_PADDING)
     )
+    return chart
 
 
-def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *, height: int = 190) -> alt.LayerChart:
+def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *, height: int = 236) -> alt.LayerChart:
     """How a pass spent its ledgers, from `frames.ledger_segments` and `ledger_need`.
 
     Each bar is one ledger, drawn to its own limit (100 percent): what the decode rows took, the continuation, each
@@ -102,14 +108,16 @@ def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *
         scale=alt.Scale(domain=_LEDGER_ORDER, paddingInner=0.42, paddingOuter=0.2),
         axis=alt.Axis(domain=False, ticks=False, labelPadding=8, labelFontSize=13, labelColor=colours.text),
     )
-    share = alt.Axis(format=".0%", tickCount=5, gridColor=colours.line, domain=False, ticks=False)
+    # The same reach for every pass: a need of many times the limit is cut at the edge and told in words.
+    reach = alt.Scale(domain=[0, _REACH], nice=False, clamp=True)
+    share = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], gridColor=colours.line, domain=False, ticks=False)
     bars = (
         alt.Chart(segments)
         .transform_calculate(from_="datum.start / datum.limit", to_="datum.end / datum.limit")
         .mark_bar(stroke=colours.page, strokeWidth=1.5, cornerRadius=2)
         .encode(
             y=rows,
-            x=alt.X("from_:Q", title="share of the ledger's limit", axis=share),
+            x=alt.X("from_:Q", title=None, axis=share, scale=reach),
             x2="to_:Q",
             color=alt.Color("kind:N", scale=scale, legend=None),
             tooltip=[
@@ -120,29 +128,33 @@ def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *
             ],
         )
     )
-    outline = (
-        alt.Chart(need)
-        .transform_calculate(from_="datum.start / datum.limit", to_="datum.end / datum.limit")
-        .mark_bar(fillOpacity=0, stroke=colours.bad, strokeWidth=2, strokeDash=[4, 2], clip=False)
-        .encode(
-            y=rows,
-            x="from_:Q",
-            x2="to_:Q",
-            tooltip=[
-                alt.Tooltip("rid:N", title="refused"),
-                alt.Tooltip("reason:N", title="because"),
-                alt.Tooltip("need:Q", title="needs", format=",.4~f"),
-                alt.Tooltip("have:Q", title="has", format=",.4~f"),
-            ],
-        )
+    needed = alt.Chart(need).transform_calculate(
+        from_="datum.start / datum.limit",
+        to_=f"min({_REACH}, datum.end / datum.limit)",
+        words="'needs ' + format(datum.need, ',.4~f') + ', has ' + format(datum.have, ',.4~f')",
     )
-    return (bars + outline).properties(height=height, padding={"left": 4, "right": 12, "top": 4, "bottom": 2})
+    outline = needed.mark_bar(fillOpacity=0, stroke=colours.bad, strokeWidth=1.8, strokeDash=[4, 2]).encode(
+        y=rows,
+        x=alt.X("from_:Q", scale=reach),
+        x2="to_:Q",
+        tooltip=[
+            alt.Tooltip("rid:N", title="refused"),
+            alt.Tooltip("reason:N", title="because"),
+            alt.Tooltip("need:Q", title="needs", format=",.4~f"),
+            alt.Tooltip("have:Q", title="has", format=",.4~f"),
+        ],
+    )
+    # Below the bar, in the room between two rows.
+    label = needed.mark_text(align="right", baseline="top", dy=15, color=colours.bad, fontSize=12).encode(
+        y=rows, x=alt.datum(_REACH, scale=reach), text="words:N"
+    )
+    return alt.LayerChart(layer=(bars, outline, label), height=height, padding=_PADDING)
 
 
 def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> alt.Chart:
     """Where the time to first token of one request went, from `frames.parts_frame`; seconds."""
     parts = list(colours.parts)
-    return (
+    chart: alt.Chart = (
         alt.Chart(frame)
         .mark_bar(stroke=colours.page, strokeWidth=1, cornerRadius=2, height=22)
         .encode(
@@ -156,8 +168,9 @@ def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> a
                 alt.Tooltip("seconds:Q", title="seconds", format=".4~f"),
             ],
         )
-        .properties(height=height, padding={"left": 4, "right": 14, "top": 4, "bottom": 2})
+        .properties(height=height, padding=_PADDING)
     )
+    return chart
 
 
 def _time_axis() -> alt.Axis:

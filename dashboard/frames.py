@@ -137,7 +137,7 @@ def latency_frame(latency: LatencyAnswer) -> pd.DataFrame:
 
 
 def quantile_frame(latency: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Long form of one `measure` ("ttft" or "tbt") of `latency_frame`: a row per slot and quantile that was observed."""
+    """Long form of one `measure` ("ttft" or "tbt") of `latency_frame`: a row per slot and observed quantile."""
     parts = [
         pd.DataFrame(
             {
@@ -215,8 +215,8 @@ def refusal_of(row: PassRow) -> Refusal | None:
 def ledger_segments(row: PassRow) -> pd.DataFrame:
     """How one pass spent each ledger, as stacked intervals [start, end) in tokens.
 
-    kind  decode rows | continuation | admission | left | overdraft. A ledger without a limit has no rows. Overdrafts lie
-    beyond the limit: the ledger went below zero and says so.
+    kind  decode rows | continuation | admission | left | overdraft. A ledger without a limit has no rows. Overdrafts
+    lie beyond the limit: the ledger went below zero and says so.
     """
     rows: list[tuple[str, str, str, str, float, float, float, float, int]] = []
     for name in LEDGERS:
@@ -302,9 +302,7 @@ def page_bytes(pages: PageMap) -> tuple[bytes, npt.NDArray[np.uint16]]:
     states = base64.b64decode(pages.states_b64)
     owners = np.frombuffer(base64.b64decode(pages.owners_b64), dtype="<u2")
     if len(states) != pages.num_pages or len(owners) != pages.num_pages:
-        raise ValueError(
-            f"page map of {pages.num_pages} pages came with {len(states)} states and {len(owners)} owners"
-        )
+        raise ValueError(f"page map of {pages.num_pages} pages came with {len(states)} states and {len(owners)} owners")
     return states, owners
 
 

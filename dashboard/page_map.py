@@ -49,9 +49,7 @@ def page_map_data(
 
 
 def _state_legend(pages: PageMap, colours: Palette) -> list[list[str]]:
-    return [
-        [colours.states[name], _STATE_WORDS[name], f.count(getattr(pages.counts, name))] for name in PAGE_STATES
-    ]
+    return [[colours.states[name], _STATE_WORDS[name], f.count(getattr(pages.counts, name))] for name in PAGE_STATES]
 
 
 def _owner_legend(pages: PageMap, colours: Palette) -> list[list[str]]:

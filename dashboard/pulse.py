@@ -98,13 +98,13 @@ def _tiles(status: EngineStatus, look: Look) -> list[dict[str, Any]]:
             "help": f"Over the last {f.duration(status.rate_window_s)}",
         },
         _latency_tile("ttft", "TTFT", ttft, "last 60 s", [p.ttft_p50_s for p in points]),
-        _latency_tile("tbt", "TBT", tbt, f"latest {f.duration(slot)}", [p.tbt_p50_s for p in points]),
+        _latency_tile("tbt", "TBT", tbt, f"latest slot of {slot:g}\u00a0s", [p.tbt_p50_s for p in points]),
         {
             "id": "kv",
             "label": "K/V in use",
             "values": [["", f.share(used, pages.capacity), ""]],
             "sub": f"{f.count(pages.evictable)} cached, {f.count(pages.free)} free",
-            "help": f"{f.count(used)} of {f.count(pages.capacity)} pages are held by requests; cached pages are evictable",
+            "help": f"{f.count(used)} of {f.count(pages.capacity)} pages are held by requests; cached ones can go",
         },
         {
             "id": "finished",
@@ -117,9 +117,7 @@ def _tiles(status: EngineStatus, look: Look) -> list[dict[str, Any]]:
     ]
 
 
-def _latency_tile(
-    name: str, label: str, quantiles: Quantiles, when: str, spark: list[float | None]
-) -> dict[str, Any]:
+def _latency_tile(name: str, label: str, quantiles: Quantiles, when: str, spark: list[float | None]) -> dict[str, Any]:
     return {
         "id": name,
         "label": label,

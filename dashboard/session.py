@@ -96,9 +96,7 @@ class Viewer:
     def pause_changed(self) -> None:
         """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
         st.session_state["frozen_detail"] = None
-        st.session_state["frozen"] = (
-            feed_for(self.settings).look(PARTS, max_age_s=0.0) if self.is_paused else None
-        )
+        st.session_state["frozen"] = feed_for(self.settings).look(PARTS, max_age_s=0.0) if self.is_paused else None
 
 
 def viewer_for(settings: Settings) -> Viewer:

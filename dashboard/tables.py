@@ -47,10 +47,10 @@ _QUEUE_COLUMNS: Final = (
     _column("Needs", "num", "tok", "what the deciding test asked for (requests, when it waits for a row)"),
     _column("Has", "num", "tok", "what there was"),
     _column("Age", "bar", help_text="since it came in; the bar is relative to the oldest"),
-    _column("Pass ended at", "mono", help_text="the request whose decision ended the pass before this one was reached"),
-    _column("Passed over", "num", "times", "how often a later request was admitted before it"),
+    _column("Passed over", "num", help_text="how often a later request was admitted before it"),
     _column("Prompt", "num", "tok"),
     _column("Cached", "num", "tok", "prefix found in the cache when it was last examined"),
+    _column("Pass ended at", "mono", help_text="the request whose decision ended the pass before this one was reached"),
 )
 
 
@@ -62,7 +62,10 @@ def queue_table(queue: pd.DataFrame, total: int, colours: Palette) -> Table:
         columns=_QUEUE_COLUMNS,
         rows=rows,
         note=_of(len(rows), total, "waiting"),
-        empty=("Nobody waits", "Every request that came was admitted at once. Send more at a time to see why some wait."),
+        empty=(
+            "Nobody waits",
+            "Every request that came was admitted at once. Send more at a time to see why some wait.",
+        ),
         filter="Filter by id or reason",
     )
 
@@ -84,10 +87,10 @@ def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[s
             [f.tokens(_number(entry["need"])), _sortable(entry["need"])],
             [f.tokens(_number(entry["have"])), _sortable(entry["have"])],
             [f.duration(entry["age_s"]), entry["age_s"], entry["age_s"] / oldest if oldest else 0.0],
-            [f.short_rid(who) if who else f.NOTHING, who or "", None, None, who or ""],
             [f.count(entry["times_passed_over"]), entry["times_passed_over"]],
             [f.tokens(entry["prompt_len"] + entry["output_len"]), entry["prompt_len"] + entry["output_len"]],
             [f.tokens(entry["matched_len"]), entry["matched_len"]],
+            [f.short_rid(who) if who else f.NOTHING, who or "", None, None, who or ""],
         ],
     }
 
@@ -177,7 +180,10 @@ def passes_table(passes: Sequence[PassRow]) -> Table:
         columns=_PASS_COLUMNS,
         rows=rows,
         note=f"{len(rows)} passes of the last steps",
-        empty=("No pass has examined anyone yet", "Passes appear when requests arrive. Start a load with: admitscope demo"),
+        empty=(
+            "No pass has examined anyone yet",
+            "Passes appear when requests arrive. Start a load with: admitscope demo",
+        ),
     )
 
 

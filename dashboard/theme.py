@@ -1,7 +1,7 @@
 """Colours. Owns: one colour-blind-safe palette in a light and a dark tone, and the few page-wide style rules.
 
-Hues follow Okabe and Ito's set, moved in lightness until each mark has a contrast of at least 3 to 1 and each text of at
-least 4.5 to 1 against its page (`tests/dashboard/test_theme.py` measures them). Colour never stands alone: every mark
+Hues follow Okabe and Ito's set, moved in lightness until each mark has a contrast of at least 3 to 1 and each text of
+at least 4.5 to 1 against its page (`tests/dashboard/test_theme.py` measures them). Colour never stands alone: each mark
 that it tells apart also has a label, a place or a dash.
 """
 
@@ -57,7 +57,6 @@ LIGHT: Final = Palette(
         "decode rows": "#8464ad",
         "continuation": "#d55e00",
         "admission": "#0072b2",
-        "admission, alternate": "#3f9fd6",
         "left": "#e4e8eb",
         "overdraft": "#a8321e",
     },
@@ -115,7 +114,6 @@ DARK: Final = Palette(
         "decode rows": "#a98bd4",
         "continuation": "#ee7f35",
         "admission": "#3f9fdc",
-        "admission, alternate": "#2473a8",
         "left": "#28313b",
         "overdraft": "#ff8a73",
     },
@@ -184,13 +182,9 @@ def contrast(one: str, other: str) -> float:
 
 def page_css(colours: Palette) -> str:
     """Page-wide rules: less empty room above, and a page that visibly fades while its numbers are old."""
-    return (
-        "<style>:root{"
-        + f"--ad-text:{colours.text};--ad-muted:{colours.muted};--ad-line:{colours.line};--ad-surface:{colours.surface}"
-        + "}"
-        + _PAGE_RULES
-        + "</style>"
-    )
+    properties = {"text": colours.text, "muted": colours.muted, "line": colours.line}
+    declared = "".join(f"--ad-{name}:{value};" for name, value in properties.items())
+    return f"<style>:root{{{declared}}}{_PAGE_RULES}</style>"
 
 
 _PAGE_RULES: Final = """
@@ -202,15 +196,20 @@ _PAGE_RULES: Final = """
 html[data-admitscope="old"] .st-key-live { opacity: .45; filter: grayscale(.7); transition: opacity .4s; }
 .st-key-controls { align-items: center; row-gap: .5rem; }
 .stMainBlockContainer h3 { font-size: 1.02rem; font-weight: 600; padding: .15rem 0 0; }
-.stMainBlockContainer [data-testid="stCaptionContainer"] p { font-size: .84rem; color: var(--ad-muted); }
+.stMainBlockContainer [data-testid="stCaptionContainer"] p { font-size: .84rem; }
+.stMainBlockContainer [data-testid="stCaptionContainer"] { color: var(--ad-muted) !important; opacity: 1; }
 .explain { margin: 0; padding-left: 1.4rem; line-height: 1.5; font-size: .95rem; max-width: 78ch; }
 .explain li { margin: .16rem 0; font-variant-numeric: tabular-nums; }
 .legend-row { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-size: 13px; color: var(--ad-muted); }
 .legend-row b { font-weight: 600; color: var(--ad-text); font-variant-numeric: tabular-nums; }
-.legend-row .legend-box { display: inline-block; width: .65rem; height: .65rem; border-radius: 2px; margin-right: .4rem; }
-.legend-row .legend-line { display: inline-block; width: .95rem; height: 3px; vertical-align: 3px; margin-right: .4rem; }
-.amounts { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: .15rem 1rem; font-size: 13px;
-  font-variant-numeric: tabular-nums; }
+.legend-row i { display: inline-block; width: .65rem; height: .65rem; border-radius: 2px; margin-right: .4rem; }
+.legend-row i { background: var(--mark); box-sizing: border-box; }
+.legend-row .legend-line { width: .95rem; height: 3px; vertical-align: 3px; }
+.legend-row .legend-outline { background: none; border: 1.5px dashed var(--mark); width: .9rem; }
+.amounts { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: .15rem 1rem;
+  font-size: 13px; font-variant-numeric: tabular-nums; }
+.st-key-page_owner { border-left: 4px solid var(--ad-line); padding: .1rem 0 .1rem .8rem; }
+.st-key-page_owner [data-testid="stText"] { font-family: inherit; white-space: pre-wrap; }
 .amounts em { font-style: normal; color: var(--ad-muted); }
 .nothing { display: grid; gap: .25rem; border: 1px dashed var(--ad-line); border-radius: 8px; padding: 1.3rem 1.2rem; }
 .nothing span { color: var(--ad-muted); }

@@ -86,6 +86,7 @@ function tick(root) {
   const { data, received } = root.pulse;
   const age = data.age_s === null ? null : data.age_s + (performance.now() - received) / 1000;
   const isOld = !data.paused && (age === null || age > data.old_after_s);
+  root.classList.toggle("is-old", isOld);
   const fresh = root.querySelector(".fresh");
   fresh.className = `fresh ${data.paused ? "paused" : isOld || data.error ? "old" : "good"}`;
   root.querySelector(".age").textContent = data.paused

@@ -7,14 +7,14 @@ import streamlit as st
 from dashboard import charts, frames, tables
 from dashboard import formats as f
 from dashboard.components import live_table
+from dashboard.feed import Look
 from dashboard.session import Viewer
 from dashboard.views.parts import legend, waiting_for_engine
 from telemetry.observe import PassesAnswer, PassRow
 
 
-def show(viewer: Viewer) -> None:
+def show(viewer: Viewer, look: Look) -> None:
     """Passes on the left; the picked one, or the newest, on the right and below."""
-    look = viewer.look("passes", "latency", "requests")
     if look.passes is None:
         waiting_for_engine(viewer, look.error)
         return
@@ -29,6 +29,7 @@ def show(viewer: Viewer) -> None:
             st.caption("The ledgers appear with the first admission pass. Start a load with: admitscope demo")
         else:
             _ledgers(viewer, chosen)
+            _reasons(viewer, look.passes)
     if chosen is not None:
         st.subheader(f"Candidates of step {f.count(chosen.step)}", anchor=False)
         live_table(
@@ -54,7 +55,7 @@ def _chosen(made: list[PassRow]) -> PassRow | None:
 
 
 def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
-    st.subheader("Last steps, tokens computed", anchor=False)
+    st.subheader("Tokens computed in the last steps", anchor=False)
     colours = viewer.colours.segments
     legend([(colours[part], part, "") for part in ("admission", "continuation", "decode rows")])
     st.altair_chart(
@@ -64,7 +65,7 @@ def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
         tables.passes_table(made),
         viewer.colours,
         key="passes",
-        height=236,
+        height=200,
         selected=str(st.session_state.get("picked_step")),
         pickable=True,
     )
@@ -77,22 +78,28 @@ def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
         st.session_state["picked_step"] = None
         st.session_state["kept_pass"] = None
         st.rerun(scope="fragment")
-    mix = frames.reason_mix(passes)
-    if mix:
-        words = " · ".join(f"{f.words(reason)} {n}" for reason, n, _ in mix[:6])
-        st.caption(f"Decisions in these steps: {words}")
 
 
 def _ledgers(viewer: Viewer, row: PassRow) -> None:
     st.subheader(f"Ledgers of step {f.count(row.step)}", anchor=False)
     colours = viewer.colours.segments
     names = ("decode rows", "continuation", "admission", "left", "overdraft")
-    legend([(colours[name], name, "") for name in names] + [(viewer.colours.bad, "needed by the refused (outline)", "")])
+    with st.container(horizontal=True, gap="small"):
+        legend([(colours[name], name, "") for name in names])
+        legend([(viewer.colours.bad, "needed by the refused", "")], shape="outline")
     segments, need = frames.ledger_segments(row), frames.ledger_need(row)
     st.altair_chart(charts.ledger_chart(segments, need, viewer.colours), width="stretch", key="ledgers_of_pass")
     amounts = "".join(_amount(row, name) for name in frames.LEDGERS)
     st.html(f'<div class="amounts">{amounts}</div>')
     st.caption(_ending(row))
+
+
+def _reasons(viewer: Viewer, passes: PassesAnswer) -> None:
+    st.subheader(f"Decisions of the last {len(passes.passes)} steps", anchor=False)
+    good, bad = viewer.colours.good, viewer.colours.bad
+    legend(
+        [(good if admitted else bad, f.words(reason), f.count(n)) for reason, n, admitted in frames.reason_mix(passes)]
+    )
 
 
 def _amount(row: PassRow, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard import components, frames, tables
+from dashboard.feed import Look
 from dashboard.page_map import page_map_data, page_sentence
 from dashboard.session import Viewer
 from dashboard.views.parts import waiting_for_engine
@@ -12,24 +13,30 @@ from dashboard.views.parts import waiting_for_engine
 _MODES = {"state": "By state", "owner": "By owner"}
 
 
-def show(viewer: Viewer) -> None:
+def show(viewer: Viewer, look: Look) -> None:
     """The map over the full width, the chosen page's sentence, then the owners."""
-    look = viewer.look("pages", "latency", "requests")
     if look.pages is None:
         waiting_for_engine(viewer, look.error)
         return
     pages = look.pages
-    st.subheader("Pages of the K/V pool", anchor=False)
-    mode = st.segmented_control(
-        "Colours", list(_MODES), format_func=_MODES.__getitem__, default="state", key="map_mode", label_visibility="collapsed"
-    )
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.subheader("Pages of the K/V pool", anchor=False, width="content")
+        mode = st.segmented_control(
+            "Colours",
+            list(_MODES),
+            format_func=lambda mode: _MODES[mode],
+            default="state",
+            key="map_mode",
+            label_visibility="collapsed",
+        )
     picked = components.page_map(
         page_map_data(pages, viewer.colours, mode=mode or "state", chosen=st.session_state.get("picked_page")),
         viewer.colours,
         key="page_map",
     )
-    if picked is not None:
+    if picked is not None and picked != st.session_state.get("picked_page"):
         st.session_state["picked_page"] = picked
+        st.rerun(scope="fragment")
     chosen = st.session_state.get("picked_page")
     facts = None if chosen is None else frames.page_facts(pages, chosen)
     with st.container(key="page_owner"):

@@ -6,8 +6,10 @@ import streamlit as st
 
 from dashboard import charts, frames, tables
 from dashboard.components import live_table
+from dashboard.feed import Look
 from dashboard.session import Viewer
 from dashboard.views.parts import legend, request_story, waiting_for_engine
+from telemetry.observe import LatencyAnswer, QueueAnswer
 
 #: Measure, heading, and what a reader should know about it.
 _LATENCIES = (
@@ -16,36 +18,47 @@ _LATENCIES = (
 )
 
 
-def show(viewer: Viewer) -> None:
+def show(viewer: Viewer, look: Look) -> None:
     """The queue on the left, latency over time on the right; on a narrow page one below the other."""
-    look = viewer.look("queue", "latency", "requests")
     if look.queue is None or look.latency is None:
         waiting_for_engine(viewer, look.error)
         return
-    left, right = st.columns([1.75, 1], gap="medium")
+    left, right = st.columns([1.9, 1], gap="medium")
     with left:
-        st.subheader("Waiting queue", anchor=False)
-        picked = live_table(
-            tables.queue_table(frames.queue_frame(look.queue), look.queue.total, viewer.colours),
-            viewer.colours,
-            key="queue",
-            height=420,
-            selected=st.session_state.get("picked_rid"),
-            pickable=True,
-        )
-        if picked is not None:
-            st.session_state["picked_rid"] = picked
-        rid = st.session_state.get("picked_rid")
-        if rid is None:
-            st.caption("Click a request to read why it waits.")
-        else:
-            st.subheader(f"Why {rid}", anchor=False)
-            request_story(viewer, rid, full=False)
+        _queue(viewer, look.queue)
     with right:
         _latency(viewer, look.latency)
 
 
-def _latency(viewer: Viewer, latency: frames.LatencyAnswer) -> None:
+def _queue(viewer: Viewer, queue: QueueAnswer) -> None:
+    st.subheader("Waiting queue", anchor=False)
+    rid = st.session_state.get("picked_rid")
+    picked = live_table(
+        tables.queue_table(frames.queue_frame(queue), queue.total, viewer.colours),
+        viewer.colours,
+        key="queue",
+        # A story below must be in sight without scrolling.
+        height=440 if rid is None else 262,
+        selected=rid,
+        pickable=True,
+    )
+    if picked is not None and picked != rid:
+        st.session_state["picked_rid"] = picked
+        st.rerun(scope="fragment")
+    if rid is None:
+        st.caption("Click a request to read why it waits.")
+        return
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.subheader(f"Why {rid}", anchor=False, width="content")
+        st.button("Close", key="close_story", on_click=_close_story, type="tertiary")
+    request_story(viewer, rid, full=False)
+
+
+def _close_story() -> None:
+    st.session_state["picked_rid"] = None
+
+
+def _latency(viewer: Viewer, latency: LatencyAnswer) -> None:
     frame = frames.latency_frame(latency)
     for measure, heading in _LATENCIES:
         long = frames.quantile_frame(frame, measure)
@@ -53,7 +66,7 @@ def _latency(viewer: Viewer, latency: frames.LatencyAnswer) -> None:
         if long.empty:
             st.caption("Nothing observed yet. The chart begins with the first token that is sent.")
             continue
-        legend([(viewer.colours.p50, "p50", ""), (viewer.colours.p99, "p99 (dashed)", "")], line=True)
+        legend([(viewer.colours.p50, "p50", ""), (viewer.colours.p99, "p99 (dashed)", "")], shape="line")
         st.altair_chart(
             charts.latency_chart(long, viewer.colours), width="stretch", key=f"{measure}_over_time", theme="streamlit"
         )

@@ -10,13 +10,13 @@ from dashboard import charts, frames, tables
 from dashboard import formats as f
 from dashboard.components import live_table
 from dashboard.session import Viewer
+from telemetry.observe import Timeline
 
 
-def legend(items: list[tuple[str, str, str]], *, line: bool = False) -> None:
-    """A legend of (colour, label, amount) in one row."""
-    shape = "legend-line" if line else "legend-box"
+def legend(items: list[tuple[str, str, str]], *, shape: str = "box") -> None:
+    """A legend of (colour, label, amount) in one row. `shape` is box, line or outline."""
     spans = "".join(
-        f'<span><i class="{shape}" style="background:{escape(colour)};color:{escape(colour)}"></i>{escape(label)}'
+        f'<span><i class="legend-{shape}" style="--mark:{escape(colour)}"></i>{escape(label)}'
         f"{f' <b>{escape(amount)}</b>' if amount else ''}</span>"
         for colour, label, amount in items
     )
@@ -27,7 +27,7 @@ def waiting_for_engine(viewer: Viewer, error: str | None) -> None:
     """What a panel shows before the first answer ever came."""
     what = "The engine has not answered yet." if error else "Waiting for the first answer of the engine."
     st.html(
-        f'<div class="nothing"><strong>{what}</strong><span>Start one with <code>admitscope serve</code>, or everything '
+        f'<div class="nothing"><strong>{what}</strong><span>Start one with <code>admitscope serve</code>, or all '
         f"at once with <code>admitscope demo</code>. This page looks at {escape(viewer.settings.url)} and fills by "
         "itself.</span></div>"
     )
@@ -37,7 +37,10 @@ def request_story(viewer: Viewer, rid: str, *, full: bool) -> None:
     """Why a request waits, was late or ended: sentences; with `full` also its parts of TTFT and its decisions."""
     found = viewer.detail(rid)
     if found.error and found.explanation is None:
-        st.html(f'<div class="nothing"><strong>No answer about {escape(rid)}</strong><span>{escape(found.error)}</span></div>')
+        st.html(
+            f'<div class="nothing"><strong>No answer about {escape(rid)}</strong>'
+            f"<span>{escape(found.error)}</span></div>"
+        )
         return
     if found.explanation is None:
         st.html(
@@ -49,7 +52,7 @@ def request_story(viewer: Viewer, rid: str, *, full: bool) -> None:
     st.html(f'<ol class="explain" data-testid="explain">{sentences}</ol>')
     if not full or found.detail is None:
         return
-    _where_ttft_went(viewer, found.detail.timeline.ttft_ns, frames.parts_frame(found.detail.timeline))
+    _where_ttft_went(viewer, found.detail.timeline)
     st.subheader("Every decision about it", anchor=False)
     live_table(
         tables.decisions_table(found.detail.decisions, viewer.colours, with_step=True),
@@ -59,16 +62,16 @@ def request_story(viewer: Viewer, rid: str, *, full: bool) -> None:
     )
 
 
-def _where_ttft_went(viewer: Viewer, ttft_ns: int | None, parts: object) -> None:
-    frame = frames.pd.DataFrame(parts)
-    if frame.empty:
+def _where_ttft_went(viewer: Viewer, timeline: Timeline) -> None:
+    parts = frames.parts_frame(timeline)
+    if parts.empty:
         return
-    total = f.duration(ttft_ns / 1e9) if ttft_ns is not None else "so far"
+    total = "so far" if timeline.ttft_ns is None else f.duration(timeline.ttft_ns / 1e9)
     st.subheader(f"Where its time to first token went · {total}", anchor=False)
     legend(
         [
             (viewer.colours.parts[part], f.words(part), f.duration(seconds))
-            for part, seconds in zip(frame["part"], frame["seconds"], strict=True)
+            for part, seconds in zip(parts["part"], parts["seconds"], strict=True)
         ]
     )
-    st.altair_chart(charts.parts_chart(frame, viewer.colours), width="stretch", key="parts_of_ttft")
+    st.altair_chart(charts.parts_chart(parts, viewer.colours), width="stretch", key="parts_of_ttft")

@@ -7,22 +7,28 @@ import streamlit as st
 from dashboard import formats as f
 from dashboard import frames, tables
 from dashboard.components import live_table
+from dashboard.feed import Look
 from dashboard.session import Viewer
 from dashboard.views.parts import request_story, waiting_for_engine
 
 _LISTS = {"finished": "Finished", "live": "Live"}
 
 
-def show(viewer: Viewer) -> None:
+def show(viewer: Viewer, look: Look) -> None:
     """The list, a picker that also takes an id typed by hand, and the picked request in full."""
-    look = viewer.look("requests", "latency")
     if look.requests is None or look.status is None:
         waiting_for_engine(viewer, look.error)
         return
-    st.subheader("Requests", anchor=False)
-    which = st.segmented_control(
-        "List", list(_LISTS), format_func=_LISTS.__getitem__, default="finished", key="which_requests", label_visibility="collapsed"
-    )
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.subheader("Requests", anchor=False, width="content")
+        which = st.segmented_control(
+            "List",
+            list(_LISTS),
+            format_func=lambda name: _LISTS[name],
+            default="finished",
+            key="which_requests",
+            label_visibility="collapsed",
+        )
     is_live = which == "live"
     rows = look.requests.live if is_live else look.requests.finished
     total = sum(look.status.requests.values()) if is_live else sum(look.status.requests_finished.values())
@@ -36,12 +42,13 @@ def show(viewer: Viewer) -> None:
         ),
         viewer.colours,
         key=f"requests_{which or 'finished'}",
-        height=330,
+        height=330 if st.session_state.get("picked_rid") is None else 220,
         selected=st.session_state.get("picked_rid"),
         pickable=True,
     )
-    if picked is not None:
+    if picked is not None and picked != st.session_state.get("picked_rid"):
         st.session_state["picked_rid"] = picked
+        st.rerun(scope="fragment")
     _story(viewer, [row.rid for row in (*look.requests.live, *look.requests.finished)])
 
 
