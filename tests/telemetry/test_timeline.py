@@ -312,3 +312,29 @@ def test_token_times_survive_being_handed_over_in_a_long_run() -> None:
     assert listener.finished["a"].gaps_ns() == [MS] * 299
     assert listener.finished["b"].gaps_ns() == [MS] * 199
     assert listener.gaps == {MS: 498}
+
+
+def _touched_in_five_passes(waiting: int) -> int:
+    listener = Listener()
+    run = TimedRun(engine_config(num_pages=20, page_size=4, max_running_requests=4), listener)
+    run.add("runs", 30, 30, ignore_eos=True)
+    run.timed_step()
+    for at in range(waiting):
+        run.add(f"r{at}", 30, 10)
+    run.timed_step()
+    queue, calls = listener.tracker.queue, []
+    original = queue._set
+
+    def counting(request: RequestTimeline, *rest: object) -> None:
+        calls.append(request.rid)
+        original(request, *rest)  # type: ignore[arg-type]
+
+    queue._set = counting  # type: ignore[method-assign]
+    for _ in range(5):
+        run.timed_step()
+    assert len(queue.waiting) == waiting
+    return len(calls)
+
+
+def test_a_pass_touches_only_those_it_looked_at_however_many_wait() -> None:
+    assert _touched_in_five_passes(2_000) == _touched_in_five_passes(10) == 5
