@@ -43,7 +43,7 @@ def _prompts(value: object) -> Prompts:
             raise _bad(f"prompt {index} must not be empty")
         if isinstance(item, list) and not all(type(token) is int for token in item):
             raise _bad(f"prompt {index} must hold token ids (integers) only")
-    return cast(Prompts, value)
+    return cast("Prompts", value)
 
 
 def _stops(value: object) -> object:

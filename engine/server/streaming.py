@@ -28,14 +28,23 @@ from engine.server.render import Envelope, usage_of
 from engine.server.reply import Reply
 
 _DONE = b"data: [DONE]\n\n"
+#: A write that took longer was held up by the connection.
+_PUSHED_BACK_NS = 1_000_000
+#: Turns of the event loop until a cut connection has reached the task that watches it.
+_TURNS_TO_NOTICE = 3
+
+
+class ClientGone(ConnectionError):
+    """The client cut the connection before the response ended."""
 
 
 class _Wire:
     """The ASGI send channel of one response, measured. Times are nanoseconds of the clock."""
 
-    def __init__(self, send: Send, clock: Clock) -> None:
+    def __init__(self, send: Send, clock: Clock, gone: asyncio.Future[None]) -> None:
         self._send = send
         self._clock = clock
+        self._gone = gone
         self.first_byte_ns: int | None = None
         self.last_byte_ns: int | None = None
         self.bytes_sent = 0
@@ -46,10 +55,16 @@ class _Wire:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes, *, more: bool) -> int:
-        """Send body bytes; how long that took."""
+        """Send body bytes; how long that took. Raises ClientGone."""
         began = self._clock.now_ns()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         ended = self._clock.now_ns()
+        if more and ended - began > _PUSHED_BACK_NS:
+            # A write that had to wait also returns when the connection is cut, without an error and without writing.
+            for _ in range(_TURNS_TO_NOTICE):
+                await asyncio.sleep(0)
+            if self._gone.done():
+                raise ClientGone
         if data:
             self.first_byte_ns = ended if self.first_byte_ns is None else self.first_byte_ns
             self.last_byte_ns = ended
@@ -84,9 +99,9 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI)
         """Write the answer, or end the requests when the client goes first."""
-        wire = _Wire(send, self._clock)
-        work = asyncio.ensure_future(self._write_stream(wire) if self._stream else self._write_whole(wire))
         gone = asyncio.ensure_future(_disconnected(receive))
+        wire = _Wire(send, self._clock, gone)
+        work = asyncio.ensure_future(self._write_stream(wire) if self._stream else self._write_whole(wire))
         complete = False
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

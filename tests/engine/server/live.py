@@ -1,0 +1,181 @@
+"""A live server for tests: real engine, scheduler, cache and uvicorn; the simulated executor unless a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from engine.clock import MonotonicClock
+from engine.config import EngineConfig
+from engine.errors import RefusalCause
+from engine.events import RecordingSink
+from engine.executor.base import ForwardBatch, SampledToken, StepResult, TokenLogprobs
+from engine.executor.simulated import SimulatedExecutor
+from engine.kvcache.snapshot import SchedulerSnapshot
+from engine.llm_engine import LLMEngine
+from engine.server.app import create_app
+from engine.server.engine_thread import EngineThread
+from engine.server.intake import ServedModel
+from engine.server.serve import build_server
+from engine.text.stops import stop_watchers
+from engine.text.tokenizer import ByteTokenizer, Tokenizer
+
+DEADLINE_S = 30.0
+
+
+def until(condition: Callable[[], Any], what: str = "condition") -> None:
+    """Poll until `condition` holds; a hang is a failure, not an endless test."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"never came true: {what}"
+        time.sleep(0.005)
+
+
+class GatedExecutor(SimulatedExecutor):
+    """A simulated executor that holds each step while the gate is shut, and may fail on demand."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fail_next = False
+        self.batches: list[ForwardBatch] = []
+
+    def execute(self, batch: ForwardBatch) -> StepResult:
+        self.batches.append(batch)
+        assert self.gate.wait(DEADLINE_S)
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("made to fail")
+        return super().execute(batch)
+
+
+class ScriptedExecutor(SimulatedExecutor):
+    """Answers a fixed list of tokens, by output index; the last one for ever."""
+
+    def __init__(self, config: EngineConfig, script: Sequence[int]) -> None:
+        super().__init__(config)
+        self.script = script
+
+    def execute(self, batch: ForwardBatch) -> StepResult:
+        tokens = []
+        for row in batch.sampling:
+            token = self.script[min(row.output_index, len(self.script) - 1)]
+            logprobs = None
+            if row.params.logprobs is not None:
+                logprobs = TokenLogprobs(token, -0.5, tuple((32 + i, -1.0 - i) for i in range(row.params.logprobs)))
+            tokens.append(SampledToken(row.rid, token, logprobs))
+        return StepResult(batch.step, tuple(tokens))
+
+
+class CountingObserver:
+    """Counts what the front end reports."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.rejected: Counter[RefusalCause] = Counter()
+        self.disconnects = 0
+        self.sends = 0
+
+    def on_received(self) -> None:
+        self.received += 1
+
+    def on_rejected(self, cause: RefusalCause) -> None:
+        self.rejected[cause] += 1
+
+    def on_disconnect(self) -> None:
+        self.disconnects += 1
+
+    def on_stream_send(self, ns: int) -> None:
+        assert ns >= 0
+        self.sends += 1
+
+
+class LiveServer:
+    """A running server and everything a test may look into."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        make_executor: Callable[[EngineConfig], Any] = SimulatedExecutor,
+        tokenizer: Tokenizer | None = None,
+        routers: Sequence[Any] = (),
+        wrap_engine: Callable[[LLMEngine], Any] = lambda engine: engine,
+    ) -> None:
+        self.config = config
+        self.sink = RecordingSink()
+        self.observer = CountingObserver()
+        self.executor = make_executor(config)
+        info = self.executor.info()
+        self.tokenizer = tokenizer or ByteTokenizer(info.vocab_size, eos_token_ids=info.eos_token_ids)
+        self.engine = LLMEngine(
+            config,
+            executor=self.executor,
+            clock=MonotonicClock(),
+            sink=self.sink,
+            stop_watcher=stop_watchers(self.tokenizer),
+        )
+        self.thread = EngineThread(
+            wrap_engine(self.engine),
+            max_queued_requests=config.server.max_queued_requests,
+            max_running_requests=config.scheduler.max_running_requests,
+        )
+        app = create_app(
+            engine_thread=self.thread,
+            tokenizer=self.tokenizer,
+            model=ServedModel(info.model, info.max_context_tokens, info.vocab_size),
+            config=config.server,
+            observer=self.observer,
+            routers=routers,
+        )
+        self.server = build_server(app, config.server, self.thread)
+        self._runner = threading.Thread(target=self._run, name="test-http")
+        self._runner.start()
+        until(lambda: self.server.started, "server start")
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S)
+
+    def _run(self) -> None:
+        asyncio.run(self.server.serve())
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return self.thread.call(self.engine.snapshot).result(DEADLINE_S)
+
+    def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+        """A completion with neutral defaults."""
+        default: dict[str, Any] = {"model": "simulated", "temperature": 0}
+        default |= {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hello"}
+        return self.http.post(path, json=default | body)
+
+    def assert_nothing_held(self) -> None:
+        """No request, page, lock or row is held by anybody."""
+        until(lambda: not self.snapshot().requests, "every request ended")
+        state = self.snapshot()
+        assert state.waiting == ()
+        assert state.running == ()
+        assert state.continuation is None
+        free, private, protected, evictable = state.kv.counts
+        assert (private, protected) == (0, 0)
+        assert free + evictable == state.kv.num_pages
+        assert state.kv.leases == ()
+        assert all(node.lock_count == 0 for node in state.kv.nodes if node.node != node.parent)
+        assert len(state.kv.free_rows) == self.config.scheduler.max_running_requests
+        assert len(self.engine.tokens) == 0
+        until(lambda: self.thread.open_replies == 0, "every reply ended")
+
+    def begin_stop(self) -> None:
+        self.server.should_exit = True
+
+    def stop(self) -> None:
+        self.http.close()
+        self.begin_stop()
+        self._runner.join(DEADLINE_S)
+        assert not self._runner.is_alive()
