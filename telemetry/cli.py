@@ -79,8 +79,14 @@ def run(command: Command) -> int:
 
 
 def _explain(command: ExplainCommand) -> int:
-    from telemetry.explain import explain
+    from telemetry.explain import UnknownRequest, explain
 
+    try:
+        explanation = explain(command.journal, command.rid)
+    except UnknownRequest as error:
+        print(f"admitscope: {error}", file=sys.stderr)
+        return 1
+    print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text())
     return 0
 
 

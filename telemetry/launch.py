@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from engine.clock import Clock, MonotonicClock
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.events import EventSink, FanOut
+from engine.events import FanOut
 from engine.executor.base import Executor, ExecutorInfo
 from engine.executor.factory import build_executor
 from engine.llm_engine import LLMEngine
@@ -44,8 +44,9 @@ from telemetry.isolation import IsolatedSink
 from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
 from telemetry.metrics import MetricsSink
-from telemetry.metrics_route import metrics_router
 from telemetry.ports import bind_listener, port_of
+from telemetry.read_api import create_router
+from telemetry.read_model import ReadModel
 from telemetry.settings import ServeCommand
 
 _log = logging.getLogger(__name__)
@@ -95,8 +96,17 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         IsolatedSink(checker, "checker", lets_through=(InvariantViolation,)),
         IsolatedSink(metrics, "metrics"),
     )
-    queues = (BufferedSink(journal, "journal"),) if journal is not None else ()
-    sinks: tuple[EventSink, ...] = (*isolated, *queues)
+    read_model = ReadModel(
+        clock=clock,
+        expects_responses=True,
+        checker=checker,
+        rejected=lambda: _rejected(metrics),
+        heartbeat=lambda: engine_thread.status.heartbeat_ns,
+    )
+    queues: tuple[BufferedSink, ...] = (BufferedSink(read_model, "read_model"),)
+    if journal is not None:
+        queues = (BufferedSink(journal, "journal"), *queues)
+    sinks: tuple[IsolatedSink | BufferedSink, ...] = (*isolated, *queues)
     engine = LLMEngine(
         config,
         executor=executor,
@@ -116,7 +126,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     )
 
     def stats() -> Iterator[SinkStats]:
-        yield from (sink.stats() for sink in (*isolated, *queues))
+        yield from (sink.stats() for sink in sinks)
 
     def heartbeat() -> int:
         return time.time_ns() - (clock.now_ns() - engine_thread.status.heartbeat_ns)
@@ -129,7 +139,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         config=config.server,
         clock=clock,
         observer=metrics.front_end,
-        routers=(metrics_router(exposition),),
+        routers=(create_router(read_model, exposition),),
         version=version(),
     )
     auditor = Auditor(engine, engine_thread, checker, period_s=AUDIT_PERIOD_S)
@@ -143,6 +153,13 @@ def tokenizer_for(config: EngineConfig, info: ExecutorInfo) -> Tokenizer:
     from engine.models.packaged import packaged_gguf_path
 
     return load_tokenizer(config.model.path or packaged_gguf_path())
+
+
+def _rejected(metrics: MetricsSink) -> dict[str, int]:
+    """Requests turned away at the door, by cause."""
+    front = metrics.front_end
+    cells = front.snapshot()
+    return {value: cells[cell] for (name, value), cell in front.at.items() if name == "requests_rejected_total"}
 
 
 def version() -> str:

@@ -28,8 +28,9 @@ from telemetry.demo.stream_client import StreamRecord, stream_request
 from telemetry.demo.trace import load_rows
 
 BURST: Final = 10
-#: Share of the measured speed that the mean arrival rate asks for.
-UTILISATION: Final = 0.8
+#: Mean arrival rate, as a share of the burst's speed. The burst finds an empty cache; later requests hit it, and are
+#: answered faster than this.
+UTILISATION: Final = 1.0
 WAVE_S: Final = 20.0
 WAVE_DEPTH: Final = 0.6
 #: Requests under way at once beyond which arrivals wait: a machine that slows down is not buried.
@@ -156,6 +157,7 @@ def _done_line(number: int, record: StreamRecord) -> dict[str, Any]:
     return {
         "kind": "done",
         "number": number,
+        "id": record.response_id,
         "error": record.error,
         "finish": record.finish_reason,
         "prompt_tokens": record.prompt_tokens,

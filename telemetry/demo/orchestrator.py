@@ -35,7 +35,7 @@ HOST: Final = "127.0.0.1"
 #: Budgets of the demo: small, so that prompts are cut, rows and pages run out and every reason has its turn.
 SERVE_FLAGS: Final = (
     "--cache.page-size", "16",
-    "--cache.num-pages", "120",
+    "--cache.num-pages", "56",
     "--scheduler.chunked-prefill-size", "96",
     "--scheduler.max-prefill-tokens", "192",
     "--scheduler.max-running-requests", "8",
@@ -125,13 +125,22 @@ def _run(command: DemoCommand, run: _Run, logs: Path) -> int:
     seconds = time.monotonic() - started_s
     run.read_metrics()
     run.console.print(summary(run.scrape, run.tally, seconds=seconds))
-    if command.journal is not None:
-        run.console.print(
-            f"[dim]journal    [/]{command.journal}: admitscope explain, admitscope replay", highlight=False
-        )
+    if command.journal is not None and run.tally.slowest[1]:
+        _say_what_next(run, command.journal)
     is_bad = bool(run.tally.failed) or run.scrape.total("violations_total") > 0
     is_short = command.duration > 0 and is_interrupted
     return 1 if is_bad else 130 if is_short else 0
+
+
+def _say_what_next(run: _Run, folder: Path) -> None:
+    """How to ask why the slowest request was slow. Names sort by time, so the last journal is this run's."""
+    journal = max(folder.glob("admitscope-*Z.jsonl"), default=None)
+    if journal is None:
+        return
+    seconds, rid = run.tally.slowest
+    run.console.print(f"why the slowest request waited {seconds:.1f} s, from this run's journal:", highlight=False)
+    run.console.print(f"  admitscope explain {journal} {rid}", highlight=False, soft_wrap=True, markup=False)
+    run.console.print(f"  admitscope replay {journal}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _start_servers(command: DemoCommand, run: _Run, logs: Path) -> None:

@@ -22,7 +22,10 @@ _SHOWN_REASONS: Final = 3
 
 @dataclass(slots=True)
 class Tally:
-    """What the load generator said so far: the clients' side of the story. Seconds."""
+    """What the load generator said so far: the clients' side of the story. Seconds.
+
+    slowest  the longest TTFT, and the id of its request
+    """
 
     finished: int = 0
     failed: list[str] = field(default_factory=list)
@@ -37,6 +40,7 @@ class Tally:
     sent: int | None = None
     cut: int = 0
     sample: dict[str, str] | None = None
+    slowest: tuple[float, str] = (0.0, "")
 
     def take(self, line: dict[str, Any]) -> None:
         """Account for one line of the load generator."""
@@ -53,6 +57,7 @@ class Tally:
                 if line["ttft_s"] is not None:
                     self.ttft_s.append(line["ttft_s"])
                     self.recent_ttft_s.append(line["ttft_s"])
+                    self.slowest = max(self.slowest, (line["ttft_s"], line["id"]))
                 self.gaps_s.extend(line["gaps_s"])
                 self.recent_gaps_s.extend(line["gaps_s"])
             case "end":

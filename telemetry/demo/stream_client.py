@@ -22,6 +22,7 @@ _ERROR_CHARS = 300
 class StreamRecord:
     """One request as its client saw it.
 
+    response_id          the `id` of its events, which `admitscope explain` knows it by
     sent_ns, token_ns    when it was sent; when each event that carried a token arrived
     output_tokens        `usage.completion_tokens`; events seen, where the server sent no usage
     cached_tokens        prompt tokens the server says it found in its cache
@@ -29,6 +30,7 @@ class StreamRecord:
     """
 
     sent_ns: int
+    response_id: str = ""
     token_ns: list[int] = field(default_factory=list)
     done_ns: int = 0
     text: list[str] = field(default_factory=list)
@@ -104,6 +106,7 @@ async def _read(response: httpx.Response, record: StreamRecord) -> None:
 
 def _take_event(event: dict[str, Any], now_ns: int, record: StreamRecord) -> bool:
     """Account for one event. True when it is an end without text, which may or may not stand for a token."""
+    record.response_id = record.response_id or str(event.get("id") or "")
     usage = event.get("usage")
     if usage:
         record.has_usage = True
