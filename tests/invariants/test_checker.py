@@ -1,0 +1,196 @@
+"""The checker itself: modes, counters, evidence, and that record mode never stops a loop."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from msgspec.structs import replace
+
+from engine.events import AnyEvent, PagesMoved, RecordingSink, RequestArrived, StepCompleted
+from invariants import CATALOG, LAWS, Group, InvariantChecker, InvariantViolation, Violation
+from invariants.checker import EVIDENCE_EVENTS, KEPT_VIOLATIONS
+from tests.builders import CoreRun, engine_config
+
+
+def recorded(steps: int = 12) -> list[AnyEvent]:
+    """A true stream of a short run."""
+    sink = RecordingSink()
+    run = CoreRun(engine_config(), sink)
+    run.add("a", 40, 20)
+    run.add("b", 70, 20)
+    for _ in range(steps):
+        run.step()
+    return sink.events
+
+
+def feed(checker: InvariantChecker, events: list[AnyEvent]) -> None:
+    for event in events:
+        checker.emit(event)
+
+
+def with_lost_event(events: list[AnyEvent]) -> list[AnyEvent]:
+    lost = next(index for index, event in enumerate(events) if type(event) is PagesMoved)
+    return events[:lost] + events[lost + 1 :]
+
+
+def test_raise_names_law_request_step_and_events() -> None:
+    checker = InvariantChecker()
+    events = recorded()
+    for event in events[:5]:
+        checker.emit(event)
+    late = replace(events[5], t_ns=-5)
+    with pytest.raises(InvariantViolation) as caught:
+        checker.emit(late)
+    violation = caught.value.violation
+    assert (violation.id, violation.step) == ("INV-STEP-02", late.step)
+    assert violation.evidence == (events[4].seq, late.seq)
+    assert violation.law == LAWS["INV-STEP-02"].sentence
+    assert "t_ns -5" in violation.found
+    assert "INV-STEP-02" in str(caught.value)
+
+
+def test_record_keeps_counts_and_tells_the_listener() -> None:
+    told: list[Violation] = []
+    checker = InvariantChecker(on_violation="record", listener=told.append)
+    for event in with_lost_event(recorded()):
+        checker.emit(event)
+    assert checker.total_violations == len(told) > 0
+    assert list(checker.violations) == told
+    assert checker.violations_by_id["INV-STEP-02"] == 1
+    assert checker.violations_by_id.keys() == LAWS.keys()
+
+
+def test_overrides_turn_single_laws() -> None:
+    events = with_lost_event(recorded())
+    checker = InvariantChecker(overrides={"INV-STEP-02": "record"})
+    with pytest.raises(InvariantViolation) as caught:
+        feed(checker, events)
+    assert caught.value.violation.id != "INV-STEP-02"
+    assert checker.violations_by_id["INV-STEP-02"] == 1
+
+    checker = InvariantChecker(on_violation="record", overrides={"INV-STEP-02": "raise"})
+    with pytest.raises(InvariantViolation, match="INV-STEP-02"):
+        feed(checker, events)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"overrides": {"INV-NONE-01": "raise"}}, "INV-NONE-01"), ({"progress_steps": 0}, "progress_steps is 0")],
+)
+def test_bad_arguments_are_named(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        InvariantChecker(**arguments)  # type: ignore[arg-type]
+
+
+def test_record_mode_survives_a_stream_it_cannot_follow() -> None:
+    checker = InvariantChecker(on_violation="record")
+    events = recorded()
+    for event in events:
+        checker.emit(event)
+    last = events[-1]
+    broken = PagesMoved(last.seq + 1, last.step, last.t_ns, b"\x01", "free", "private", "r:0", "claim")  # not int32s
+    checker.emit(broken)
+    assert checker.internal_errors == 1
+    assert checker.last_internal_error is not None
+    assert "ValueError" in checker.last_internal_error
+    assert checker.total_violations == 0
+    checker.emit(
+        StepCompleted(last.seq + 2, last.step, last.t_ns, last.kind, (), last.times, False, (0, 0, 0, 0), 9, 9)
+    )
+    assert checker.violations_by_id["INV-STEP-01"] == 1  # nothing was in flight: it still checks
+
+    strict = InvariantChecker()
+    for event in events:
+        strict.emit(event)
+    with pytest.raises(ValueError, match="buffer size"):
+        strict.emit(broken)
+
+
+def test_first_event_must_be_the_start() -> None:
+    checker = InvariantChecker(on_violation="record")
+    for event in recorded()[1:]:
+        checker.emit(event)
+    assert checker.violations_by_id["INV-STEP-02"] > 0
+    assert checker.total_violations == checker.violations_by_id["INV-STEP-02"]
+
+
+def test_a_second_start_opens_new_books() -> None:
+    checker = InvariantChecker()
+    events = recorded()
+    for event in [*events, *events]:
+        checker.emit(event)
+    assert checker.total_violations == 0
+
+
+def test_evidence_and_kept_violations_are_bounded() -> None:
+    checker = InvariantChecker(on_violation="record")
+    events = recorded()
+    for event in events:
+        checker.emit(event)
+    arrival = next(event for event in events if type(event) is RequestArrived)
+    for seq in range(10_000, 10_000 + 2 * EVIDENCE_EVENTS, 2):  # every number missing its neighbour
+        checker.emit(replace(arrival, seq=seq, rid="c", step=999, t_ns=1 << 60))
+    evidence = checker.evidence()
+    assert len(evidence) == EVIDENCE_EVENTS
+    assert evidence[-1].seq == 10_000 + 2 * EVIDENCE_EVENTS - 2
+    assert len(checker.violations) == KEPT_VIOLATIONS < checker.total_violations
+
+
+def test_cost_is_measured_only_with_a_time_source() -> None:
+    ticks = count(step=1_000_000_000)
+    timed, untimed = InvariantChecker(time_ns=lambda: next(ticks)), InvariantChecker()
+    run = CoreRun(engine_config(), timed, after_step=timed.audit)
+    run.add("a", 30, 3)
+    steps = run.run()
+    for event in recorded():
+        untimed.emit(event)
+    assert timed.seconds_by_tier[1] == len(timed.evidence())
+    assert timed.seconds_by_tier[2] == steps
+    assert untimed.seconds_by_tier == {1: 0.0, 2: 0.0}
+
+
+def test_checks_are_counted_by_group() -> None:
+    checker = InvariantChecker()
+    for event in recorded():
+        checker.emit(event)
+    assert checker.checks_by_group.keys() == {group.value for group in Group}
+    assert all(checker.checks_by_group.values())
+
+
+def test_audit_waits_for_the_end_of_a_step() -> None:
+    """A request in transit is not a leak: in the middle of a step nothing is checked, and the answer says so."""
+    checker = InvariantChecker()
+    run = CoreRun(engine_config(), checker)
+    run.add("a", 30, 3)
+    scheduler = run.scheduler
+    scheduler.prepare(5)
+    plan = scheduler.commit(scheduler.plan(5))
+    assert not checker.audit(scheduler.snapshot())
+    assert plan.prefills
+    other = InvariantChecker()
+    run = CoreRun(engine_config(), other)
+    run.add("a", 30, 3)
+    run.step()
+    assert other.audit(run.scheduler.snapshot())
+
+
+def test_audit_without_events_still_compares_a_snapshot_with_itself() -> None:
+    run = CoreRun(engine_config(), RecordingSink())
+    run.add("a", 30, 3)
+    run.step()
+    snapshot = run.scheduler.snapshot()
+    checker = InvariantChecker(on_violation="record")
+    assert checker.audit(snapshot)
+    assert checker.total_violations == 0
+    checker.audit(replace(snapshot, kv=replace(snapshot.kv, free_list=snapshot.kv.free_list[1:])))
+    assert checker.violations_by_id["INV-PAGE-02"] == 1
+
+
+def test_catalogue_is_well_formed() -> None:
+    assert len(LAWS) == len(CATALOG)
+    for law in CATALOG:
+        assert law.id.startswith("INV-")
+        assert law.sentence.endswith(".")
+        assert law.tier in (1, 2)
+        assert all((law.cost, law.applies, law.fails))
