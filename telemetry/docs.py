@@ -27,6 +27,12 @@ pages; `…_ns` are integer nanoseconds on the engine's monotonic clock (the hea
 into Unix time); packed integers are base64.
 No record holds a token id or text: prompts are lengths and salted page keys.
 
+The order of a journal: a `header` in front of each file; then events as the engine published them. A refusal that
+repeats the last written one of the same request is counted in a `refusals_folded` line instead. Every 256 steps, at
+rotation and at the end a `checkpoint` holds the running hash over all events but `ResponseSent`, before folding, so
+that `admitscope replay` can tell "identical" from "almost". `events_missing` stands where events were lost. A last
+line that is cut off is what a crash leaves; readers stop there and say so.
+
 `engine.events` defines the events the engine publishes, `telemetry/schema_events.py` their readers' twins,
 `telemetry/schema_journal.py` the lines that only a journal has.
 """

@@ -44,18 +44,25 @@ class EngineStartedRecord(EventRecord):
 
     type: Literal["EngineStarted"] = "EngineStarted"
     schema_version: int
+    """Version of the records."""
     version: str
+    """Version of the engine."""
     config: str
     """The effective configuration, as JSON."""
     model: str
+    """Name of the model."""
     attention_backend: str
+    """What computes attention."""
     page_size: int
     """Tokens per page."""
     num_pages: int
+    """Pages of the KV pool."""
     max_running_requests: int
+    """Requests that may hold KV memory at once."""
     wall_ns: int
     """Unix time at `t_ns`, nanoseconds."""
     engine_id: str
+    """Made up anew for each engine."""
 
 
 class RequestArrivedRecord(EventRecord):
@@ -63,7 +70,9 @@ class RequestArrivedRecord(EventRecord):
 
     type: Literal["RequestArrived"] = "RequestArrived"
     rid: str
+    """The request's id."""
     prompt_len: int
+    """Tokens of the prompt."""
     max_new_tokens: int
     """After the clamp to the pool."""
     requested_new_tokens: int
@@ -73,12 +82,17 @@ class RequestArrivedRecord(EventRecord):
     head32_key: int | None
     """Salted key of the first 32 tokens; null when the prompt is shorter."""
     ignore_eos: bool
+    """The end token does not end it."""
     priority: int | None
+    """As the caller gave it."""
     routing_key: str | None
+    """As the caller gave it."""
     accepted_ns: int
     """When the HTTP layer, or the caller, took it."""
     trace_id: str
+    """W3C trace id of the caller; empty when it sent none."""
     parent_span_id: str
+    """The caller's span."""
 
     def keys(self) -> NDArray[np.int64]:
         """The page keys, unpacked: int64 [full pages], read-only."""
@@ -90,7 +104,9 @@ class AbortRequestedRecord(EventRecord):
 
     type: Literal["AbortRequested"] = "AbortRequested"
     rid: str
+    """The request's id."""
     detail: str
+    """A word more, from a closed list or the caller."""
 
 
 class RequestTransitionedRecord(EventRecord):
@@ -98,19 +114,27 @@ class RequestTransitionedRecord(EventRecord):
 
     type: Literal["RequestTransitioned"] = "RequestTransitioned"
     rid: str
+    """The request's id."""
     source: RequestState | None
     """Null on arrival."""
     target: RequestState
+    """The state after."""
     cause: Cause
+    """Why it changed."""
     prompt_len: int
+    """Tokens of the prompt."""
     output_len: int
+    """Output tokens so far."""
     computed_len: int
     """Tokens whose K/V exists."""
     row: int | None
+    """Row taken by an admission, or given back by an end or a retraction."""
     num_retractions: int
+    """How often it was pushed back so far."""
     cached_len: int
     """Prompt tokens found in the cache at the first admission."""
     detail: str
+    """A word more, from a closed list or the caller."""
 
 
 class AdmissionDecidedRecord(EventRecord):
@@ -118,24 +142,35 @@ class AdmissionDecidedRecord(EventRecord):
 
     type: Literal["AdmissionDecided"] = "AdmissionDecided"
     rid: str
+    """The request's id."""
     order: int
     """Place in the pass, 0 first."""
     is_continuation: bool
     """The unfinished prompt of an earlier step; it goes first."""
     prefix_len: int
+    """Tokens whose K/V exists already."""
     candidate_extend: int
     """Tokens the request would like to compute."""
     selected_extend: int
     """Tokens it was given; 0 when not admitted."""
     extend_end: int
+    """prefix_len + selected_extend."""
     rem_input_before: int
+    """Prefill compute of the step that was left."""
     rem_input_after: int
+    """The same after this decision."""
     rem_chunk_before: int | None
+    """Prefill slice of the step that was left; null when chunking is off."""
     rem_chunk_after: int | None
+    """The same after this decision."""
     remaining_total_before: float
+    """KV tokens left when the promised future of running requests is counted."""
     remaining_total_after: float
+    """The same after this decision."""
     remaining_current_before: int
+    """KV tokens left at this moment."""
     remaining_current_after: int
+    """The same after this decision."""
     reserved_new_tokens: int
     """Future output promised to it."""
     is_chunked: bool
@@ -143,6 +178,7 @@ class AdmissionDecidedRecord(EventRecord):
     result: Result
     """The reference's answer: what happens to the next request."""
     reason: Reason
+    """Why it was admitted or not."""
     need: float | None
     """Left side of the test that decided; null when no test compared anything."""
     have: float | None
@@ -152,6 +188,7 @@ class AdmissionDecidedRecord(EventRecord):
     times_passed_over: int
     """Later arrivals admitted before it so far."""
     overdrafts: tuple[Overdraft, ...]
+    """Named ways in which this charge took a ledger below zero."""
 
     @property
     def is_admitted(self) -> bool:
@@ -163,18 +200,25 @@ class StepPlannedRecord(EventRecord):
 
     type: Literal["StepPlanned"] = "StepPlanned"
     kind: StepKind
+    """What the step computes."""
     active_policy: str | None
     """Policy in force; null when no pass was made."""
     prefills: tuple[PrefillPart, ...]
+    """Prompt pieces, in batch order."""
     decodes: tuple[str, ...]
+    """Requests that decode one token."""
     sampling: tuple[str, ...]
     """Requests that yield exactly one token."""
     retractions: tuple[RetractionPart, ...]
+    """Running requests pushed back."""
     preempted: tuple[str, ...]
+    """Running requests that gave way to more important ones."""
     mixed_rows: int
     """Decode rows charged before any prefill."""
     budget_open: LedgerPart | None
+    """Ledgers when the pass began."""
     budget_close: LedgerPart | None
+    """Ledgers when it ended."""
     pass_end: PassEndPart | None
     """Null when no pass was made."""
     chunk_limit: int | None
@@ -182,16 +226,25 @@ class StepPlannedRecord(EventRecord):
     continuation: str | None
     """Unfinished prefill after this step."""
     batch_is_full: bool
+    """The reference's full flag after this step."""
     new_token_ratio: float
+    """Share of running requests' remaining output that is promised, after this step."""
     num_waiting: int
+    """Requests in the queue."""
     num_running: int
+    """Requests that decode next."""
     waiting_tokens: int
+    """Prompt and kept output tokens in the queue."""
     promised_tokens: float
+    """Growth promised to running requests."""
     evicted_pages: int
+    """Cached pages given up in this step."""
     pages: PageCounts
     """[free, private, protected, evictable] after commit."""
     guards: tuple[Guard, ...]
+    """Guards that acted."""
     claim_failed: bool
+    """The allocation missed; nothing of the plan happened."""
 
 
 class StepCompletedRecord(EventRecord):
@@ -199,14 +252,19 @@ class StepCompletedRecord(EventRecord):
 
     type: Literal["StepCompleted"] = "StepCompleted"
     kind: StepKind
+    """What the step computes."""
     rows: tuple[OutcomePart, ...]
+    """One for each sampled token."""
     times: TimesPart
+    """Cuts of the step."""
     failed: bool
     """The executor raised; the requests of the step end with `error`."""
     pages: PageCounts
     """[free, private, protected, evictable] after apply."""
     num_waiting: int
+    """Requests in the queue."""
     num_running: int
+    """Requests that decode next."""
 
 
 class PagesMovedRecord(EventRecord):
@@ -216,10 +274,13 @@ class PagesMovedRecord(EventRecord):
     pages: Packed
     """Packed little-endian int32 page ids."""
     source: str
+    """free | private | protected | evictable"""
     target: str
+    """free | private | protected | evictable"""
     owner: str
     """After the move: "r:<row>", "n:<node>" or ""."""
     cause: str
+    """claim | insert | duplicate | lock | unlock | split | evict | free"""
 
     def page_ids(self) -> NDArray[np.int32]:
         """The page ids, unpacked: int32 [pages], read-only."""
@@ -231,9 +292,13 @@ class LockChangedRecord(EventRecord):
 
     type: Literal["LockChanged"] = "LockChanged"
     node: int
+    """The tree node."""
     rid: str
+    """The request's id."""
     delta: int
+    """Change of its lock count."""
     count: int
+    """Its lock count after."""
 
 
 class ResponseSentRecord(EventRecord):
@@ -241,9 +306,14 @@ class ResponseSentRecord(EventRecord):
 
     type: Literal["ResponseSent"] = "ResponseSent"
     rid: str
+    """The request's id."""
     first_byte_ns: int | None
+    """Null when nothing was written."""
     last_byte_ns: int | None
+    """Null when nothing was written."""
     bytes_sent: int
+    """Bytes of the body."""
     worst_send_ns: int
     """Longest single write."""
     disconnected: bool
+    """The client had gone."""

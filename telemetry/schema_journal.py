@@ -18,11 +18,13 @@ class HeaderRecord(Part):
 
     type: Literal["header"] = "header"
     format: Literal["admitscope-journal"] = FORMAT
+    """What this file is."""
     schema_version: int
     """Version of the records; readers refuse a newer one."""
     version: str
     """Version of the engine that wrote it."""
     engine_id: str
+    """The engine that wrote it."""
     segment: int
     """0 for the first file of an engine's life; each rotation counts on."""
     first_seq: int
@@ -30,6 +32,7 @@ class HeaderRecord(Part):
     wall_ns: int
     """Unix time at `mono_ns`, nanoseconds: turns every `t_ns` into calendar time."""
     mono_ns: int
+    """The engine's clock at the anchor."""
     config: dict[str, JsonValue]
     """The effective configuration."""
 
@@ -42,21 +45,33 @@ class RefusalsFoldedRecord(Part):
 
     type: Literal["refusals_folded"] = "refusals_folded"
     rid: str
+    """The request's id."""
     reason: Reason
+    """Why it was refused."""
     result: Result
+    """The reference's answer."""
     prefix_len: int
+    """Tokens found in the cache."""
     candidate_extend: int
+    """Tokens the request would like to compute."""
     need: float | None
+    """Left side of the test that decided."""
     have: float | None
+    """Right side of that test."""
     first_step: int
+    """Step of the first one counted."""
     last_step: int
+    """Step of the last one counted."""
     first_seq: int
+    """`seq` of the first one counted."""
     last_seq: int
+    """`seq` of the last one counted."""
     times_passed_over: int
     """As of the last one."""
     stopped_passes: int
     """How many of them ended their pass."""
     count: int
+    """How many."""
 
 
 class CheckpointRecord(Part):
@@ -68,11 +83,13 @@ class CheckpointRecord(Part):
 
     type: Literal["checkpoint"] = "checkpoint"
     step: int
+    """Last step included."""
     seq: int
     """Last event included."""
     events: int
     """How many events the hash covers."""
     hash: str
+    """See above."""
 
 
 class EventsMissingRecord(Part):
@@ -80,5 +97,8 @@ class EventsMissingRecord(Part):
 
     type: Literal["events_missing"] = "events_missing"
     after_seq: int
+    """Last `seq` before the hole."""
     before_seq: int
+    """First `seq` after it."""
     missing: int
+    """How many are missing."""

@@ -63,6 +63,7 @@ class PrefillPart(Part):
     """One prompt piece of a step: tokens [prefix_len, prefix_len + extend_len) are computed."""
 
     rid: str
+    """The request's id."""
     prefix_len: int
     """Tokens whose K/V exists already."""
     extend_len: int
@@ -79,7 +80,9 @@ class RetractionPart(Part):
     """One running request pushed back to the queue."""
 
     rid: str
+    """The request's id."""
     cause: str
+    """kv_now | priority | manual"""
     output_len: int
     """Output tokens kept."""
     lost_tokens: int
@@ -92,6 +95,7 @@ class OutcomePart(Part):
     """One output token of one request; its value is not recorded."""
 
     rid: str
+    """The request's id."""
     new_page_key: int | None
     """Key of the page this token filled, if it filled one."""
     head32_key: int | None
@@ -99,15 +103,23 @@ class OutcomePart(Part):
     finish: FinishReason | None
     """Set when the request ends with this token."""
     detail: str
+    """A word more."""
 
 
 class TimesPart(Part):
     """Cuts of one step on the engine's monotonic clock, integer nanoseconds, non-decreasing."""
 
     started_ns: int
+    """The step began."""
     plan_from_ns: int
+    """Planning began."""
     planned_ns: int
+    """The plan stood."""
     committed_ns: int
+    """It was committed."""
     launched_ns: int
+    """The batch was handed to the executor."""
     ready_ns: int
+    """The tokens were there."""
     applied_ns: int
+    """The outcome was applied."""
