@@ -14,6 +14,7 @@ from engine.events import (
     AdmissionDecided,
     AnyEvent,
     EngineStarted,
+    EventSink,
     FanOut,
     RecordingSink,
     RequestTransitioned,
@@ -183,7 +184,15 @@ class SimulatedRun:
     second short ones with long outputs, so that decoding runs out of pages.
     """
 
-    def __init__(self, path: Path, seed: int, *, policy: Policy = Policy.LPM, page_size: int = 16) -> None:
+    def __init__(
+        self,
+        path: Path,
+        seed: int,
+        *,
+        policy: Policy = Policy.LPM,
+        page_size: int = 16,
+        listeners: tuple[EventSink, ...] = (),
+    ) -> None:
         self.random = random.Random(seed)
         self.config = EngineConfig(
             scheduler=SchedulerConfig(
@@ -204,7 +213,7 @@ class SimulatedRun:
             self.config,
             executor=self.executor,
             clock=self.clock,
-            sink=FanOut((self.recorded, self.journal)),
+            sink=FanOut((*listeners, self.recorded, self.journal)),
             key_secret=b"a secret of the test",
             version="0.1.0",
             engine_id="simulated-run",

@@ -152,6 +152,22 @@ def test_a_queue_without_room_is_refused() -> None:
         BufferedSink(RecordingSink(), "journal", capacity=0)
 
 
+def test_faulty_listeners_change_nothing_for_any_request(tmp_path: Path, simulated: Any) -> None:
+    """FR-29: raising listeners and a journal that cannot be opened leave every event as it is without them."""
+    plain = simulated(tmp_path / "plain.jsonl", 4)
+    plain.play(20)
+    unopened = BufferedSink(JournalSink(Path("/dev/full")), "journal", period_s=0.001)
+    raising = BufferedSink(Failing(), "spans", capacity=50, period_s=0.001)
+    metrics = IsolatedSink(Failing(), "metrics")
+    faulty = simulated(tmp_path / "faulty.jsonl", 4, listeners=(metrics, raising, unopened))
+    faulty.play(20)
+    assert raising.close()
+    assert unopened.close()
+    assert faulty.recorded.events == plain.recorded.events
+    assert (tmp_path / "faulty.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
+    assert min(sink.stats().errors for sink in (metrics, raising, unopened)) > 0
+
+
 class Broken(Exception):
     """Stands for an invariant violation in `raise` mode."""
 

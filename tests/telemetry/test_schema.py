@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
 from typing import Any, get_args
 
+import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -125,6 +127,21 @@ def test_a_newer_schema_version_is_refused_by_number(numbered: Any) -> None:
 def test_published_pages_are_up_to_date(name: str) -> None:
     committed = (REPOSITORY / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert committed == docs.pages()[name], "run: python -m telemetry.docs"
+
+
+def test_recorded_lines_hold_to_the_published_schema() -> None:
+    schema = json.loads((REPOSITORY / "docs" / "reference" / "journal.schema.json").read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(schema)
+    with gzip.open(Path(__file__).parent / "data" / "explained.jsonl.gz") as recorded:
+        lines = [json.loads(line) for line in recorded]
+    seen = {}
+    for line in lines[::7] + lines[-1:]:
+        validator.validate(line)
+        seen[line["type"]] = line
+    assert len(seen) > 8
+    for line in seen.values():
+        assert not validator.is_valid(line | {"surplus": 1})
+        assert not validator.is_valid({name: value for name, value in line.items() if name != "step"} | {"step": "1"})
 
 
 def test_every_part_appears_in_the_reference_page() -> None:
