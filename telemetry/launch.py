@@ -197,9 +197,9 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
     print(f"{info.model} on {url}  ({info.num_pages} pages of {info.page_size} tokens, {info.attention_backend})")
     print(f"  API      {url}/v1")
     print(f"  metrics  {url}/metrics")
-    print(f"  page     admitscope dashboard {url}")
     if instance.journal is not None:
         print(f"  journal  {instance.journal.path}")
+    print(f"  page     admitscope dashboard {url}")
     sys.stdout.flush()
 
 
