@@ -58,6 +58,8 @@ class SchedulerConfig(_Frozen):
     """May a waiting request push back running ones that are less important."""
     priority_preemption_threshold: int = Field(10, ge=0)
     """Priorities must differ by more than this for a preemption."""
+    incremental_order: bool = True
+    """Keep the order of lpm and shortest-prefill-first by what changed. False: match and sort the queue every pass."""
     guards: bool = True
     """Keep the engine from doing what the reference does wrong (docs/reference/guards.md)."""
 

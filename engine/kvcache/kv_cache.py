@@ -230,7 +230,7 @@ class KvCache:
                     parent=node.parent.node_id,
                     pages=tuple(node.pages.tolist()),
                     lock_count=node.lock_count,
-                    stamp=node.stamp,
+                    stamp=node.stamp[0] if isinstance(node.stamp[0], int) else 0,
                     depth_pages=depth[node.node_id],
                     hits=node.hits,
                 )

@@ -3,13 +3,17 @@
 Rule book section 6, recency: every match or insert stamps all nodes it walks with one new time; a node entered only
 partly is split, its lower part keeps that stamp, the new upper part and any new leaf get a still later one. Whole
 leaves are evicted, oldest stamp first, a parent becoming a leaf joining in. Stamps are a counter, never a clock.
+
+A policy that matches the whole queue stamps every waiting path in every pass. Walking them all would cost as much as
+the queue is long, so the one listener, the index of waiting prompts, answers what such a walk would have stamped when an
+eviction asks (`TreeListener.stamp_of`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,13 +23,16 @@ from engine.kvcache.page_pool import NO_OWNER, KvEvents, PagePool, Pages, PageSt
 
 ROOT_ID: Final = 0
 
+#: (tick,) of an explicit walk, or (tick of a pass, place of a waiting request before its sort, 0 walked | 1 split).
+Stamp = tuple[object, ...]
+
 
 class Node:
     """A run of pages that share one edge. The root has none and is never locked, stamped or evicted."""
 
     __slots__ = ("children", "hits", "keys", "lock_count", "node_id", "pages", "parent", "stamp")
 
-    def __init__(self, node_id: int, parent: Node | None, keys: Keys, pages: Pages, stamp: int) -> None:
+    def __init__(self, node_id: int, parent: Node | None, keys: Keys, pages: Pages, stamp: Stamp) -> None:
         self.node_id = node_id
         self.parent = parent
         self.keys = keys
@@ -34,6 +41,18 @@ class Node:
         self.children: dict[int, Node] = {}
         self.lock_count = 0
         self.hits = 0
+
+
+class TreeListener(Protocol):
+    """The index of waiting prompts: told when nodes come and go, asked for stamps it keeps implicitly."""
+
+    def leaf_inserted(self, leaf: Node) -> None: ...
+
+    def node_evicted(self, node: Node, parent: Node) -> None: ...
+
+    def stamp_of(self, node: Node) -> Stamp:
+        """The latest of `node.stamp` and what waiting requests stamped in the last pass."""
+        ...
 
 
 class Match(NamedTuple):
@@ -60,15 +79,19 @@ def _common(left: Keys, right: Keys) -> int:
 class RadixCache:
     """The tree. `match` reads; `touch`, `insert`, `lock`, `unlock` and `evict` write."""
 
-    __slots__ = ("_clock", "_events", "_leaves", "_next_id", "_pool", "root")
+    __slots__ = ("_clock", "_events", "_heap", "_in_heap", "_leaves", "_next_id", "_pool", "listener", "root")
 
     def __init__(self, pool: PagePool, events: KvEvents) -> None:
         self._pool = pool
         self._events = events
         self._clock = 0
         self._next_id = ROOT_ID + 1
-        self.root = Node(ROOT_ID, None, np.empty(0, np.int64), np.empty(0, np.int32), 0)
+        self.root = Node(ROOT_ID, None, np.empty(0, np.int64), np.empty(0, np.int32), (0,))
+        self.listener: TreeListener | None = None
         self._leaves: dict[int, Node] = {}
+        # Stamps only grow, so a heap entry may be too old but never too new: it is renewed when it comes up.
+        self._heap: list[tuple[Stamp, int]] = []
+        self._in_heap: set[int] = set()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -98,10 +121,16 @@ class RadixCache:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
+    def next_tick(self) -> int:
+        """A new point in the order of stamps."""
+        return self._tick()
+
     def touch(self, keys: Keys) -> tuple[Node, int]:
         """Match `keys`, stamping the path and splitting where it ends inside a node. Returns (node, pages matched)."""
-        stamp = self._tick()
-        node, done = self.root, 0
+        return self.walk(keys, self.root, 0, (self._tick(),), None)
+
+    def walk(self, keys: Keys, node: Node, done: int, stamp: Stamp, split_stamp: Stamp | None) -> tuple[Node, int]:
+        """`touch` from `node`, which ends `done` pages into `keys`; a split is stamped later than `stamp`."""
         while done < len(keys):
             child = node.children.get(int(keys[done]))
             if child is None:
@@ -110,7 +139,7 @@ class RadixCache:
             used = _common(child.keys, keys[done:])
             done += used
             if used < len(child.keys):
-                return self._split(child, used), done
+                return self._split(child, used, split_stamp), done
             node = child
         return node, done
 
@@ -120,7 +149,7 @@ class RadixCache:
         Pages past those already there move from PRIVATE into a new leaf: PROTECTED with one lock when `locked_by`
         names a request that goes on, else EVICTABLE. The caller keeps, or frees, its copies of those already there.
         """
-        stamp = self._tick()
+        stamp = (self._tick(),)
         node, done = self.root, 0
         while done < len(keys):
             child = node.children.get(int(keys[done]))
@@ -134,7 +163,7 @@ class RadixCache:
                 node = self._split(child, used)
         if done == len(keys):
             return node, done
-        leaf = Node(self._new_id(), node, keys[done:].copy(), pages[done:].copy(), self._tick())
+        leaf = Node(self._new_id(), node, keys[done:].copy(), pages[done:].copy(), (self._tick(),))
         self._leaves.pop(node.node_id, None)
         node.children[int(keys[done])] = leaf
         target = PageState.EVICTABLE
@@ -142,10 +171,12 @@ class RadixCache:
             target = PageState.PROTECTED
             leaf.lock_count = 1
         else:
-            self._leaves[leaf.node_id] = leaf
+            self._add_leaf(leaf)
         self._pool.move(leaf.pages, PageState.PRIVATE, target, owner=leaf.node_id, cause="insert")
         if locked_by is not None:
             self._events.lock_changed(leaf.node_id, locked_by, 1, 1)
+        if self.listener is not None:
+            self.listener.leaf_inserted(leaf)
         return leaf, done
 
     def split_at(self, keys: Keys) -> None:
@@ -188,7 +219,7 @@ class RadixCache:
                     node.pages, PageState.PROTECTED, PageState.EVICTABLE, owner=node.node_id, cause="unlock"
                 )
                 if not node.children:
-                    self._leaves[node.node_id] = node
+                    self._add_leaf(node)
             node = node.parent
 
     def evict_until_free(self, free_pages: int) -> int:
@@ -197,26 +228,42 @@ class RadixCache:
         Returns the pages evicted.
         """
         evicted = 0
-        if self._pool.count(PageState.FREE) >= free_pages or not self._leaves:
-            return 0
-        heap = [(node.stamp, node.node_id) for node in self._leaves.values()]
-        heapq.heapify(heap)
-        while heap and self._pool.count(PageState.FREE) < free_pages:
-            _, node_id = heapq.heappop(heap)
-            node = self._leaves.pop(node_id)
-            parent = node.parent
-            assert parent is not None, f"evict: node {node_id} is not in the tree"
-            assert node.lock_count == 0, f"evict: node {node_id} has {node.lock_count} locks"
-            assert not node.children, f"evict: node {node_id} is no leaf"
-            self._pool.move(node.pages, PageState.EVICTABLE, PageState.FREE, owner=NO_OWNER, cause="evict")
-            evicted += len(node.pages)
-            del parent.children[int(node.keys[0])]
-            if not parent.children and parent.lock_count == 0 and parent.parent is not None:
-                self._leaves[parent.node_id] = parent
-                heapq.heappush(heap, (parent.stamp, parent.node_id))
+        heap, leaves, listener = self._heap, self._leaves, self.listener
+        while leaves and self._pool.count(PageState.FREE) < free_pages:
+            stamp, node_id = heapq.heappop(heap)
+            node = leaves.get(node_id)
+            if node is None:
+                self._in_heap.discard(node_id)
+                continue
+            now = node.stamp if listener is None else listener.stamp_of(node)
+            if now != stamp:
+                heapq.heappush(heap, (now, node_id))
+                continue
+            self._in_heap.discard(node_id)
+            evicted += self._evict_leaf(node)
         return evicted
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _evict_leaf(self, node: Node) -> int:
+        parent = node.parent
+        assert parent is not None, f"evict: node {node.node_id} is not in the tree"
+        assert node.lock_count == 0, f"evict: node {node.node_id} has {node.lock_count} locks"
+        assert not node.children, f"evict: node {node.node_id} is no leaf"
+        del self._leaves[node.node_id]
+        self._pool.move(node.pages, PageState.EVICTABLE, PageState.FREE, owner=NO_OWNER, cause="evict")
+        del parent.children[int(node.keys[0])]
+        if self.listener is not None:
+            self.listener.node_evicted(node, parent)
+        if not parent.children and parent.lock_count == 0 and parent.parent is not None:
+            self._add_leaf(parent)
+        return len(node.pages)
+
+    def _add_leaf(self, node: Node) -> None:
+        self._leaves[node.node_id] = node
+        if node.node_id not in self._in_heap:
+            self._in_heap.add(node.node_id)
+            heapq.heappush(self._heap, (node.stamp, node.node_id))
 
     def _tick(self) -> int:
         self._clock += 1
@@ -227,7 +274,7 @@ class RadixCache:
         self._next_id += 1
         return node_id
 
-    def _split(self, node: Node, pages: int) -> Node:
+    def _split(self, node: Node, pages: int, stamp: Stamp | None = None) -> Node:
         """Cut `node` after its first `pages` pages. `node` stays the lower part; returns the new upper part.
 
         The holders of the lower part hold the upper part too, so its lock count is copied, without a LockChanged:
@@ -236,7 +283,7 @@ class RadixCache:
         parent = node.parent
         assert parent is not None, "split of the root"
         assert 0 < pages < len(node.keys), f"split of node {node.node_id} ({len(node.keys)} pages) at {pages}"
-        upper = Node(self._new_id(), parent, node.keys[:pages], node.pages[:pages], self._tick())
+        upper = Node(self._new_id(), parent, node.keys[:pages], node.pages[:pages], stamp or (self._tick(),))
         upper.lock_count = node.lock_count
         upper.hits = node.hits
         upper.children[int(node.keys[pages])] = node

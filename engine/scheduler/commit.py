@@ -157,14 +157,11 @@ def _admit(request: Request, row: PrefillRow, publisher: Publisher) -> None:
 
 
 def _leave_queue(state: SchedulerState, members: list[Request]) -> None:
-    """Members leave the queue; who was refused, or overtaken by a later arrival, counts one more pass."""
-    admitted = {request.rid for request in members}
-    state.waiting_tokens -= sum(request.seq_len for request in state.waiting if request.rid in admitted)
-    state.waiting = [request for request in state.waiting if request.rid not in admitted]
-    latest = max((request.entry_seq for request in members), default=0)
-    for request in state.waiting:
-        if request.entry_seq < latest:
-            request.times_passed_over += 1
+    """Members leave the queue; whoever entered before the latest of them was passed over."""
+    latest = max(request.entry_seq for request in members)
+    state.waiting_tokens -= sum(request.seq_len for request in members if request is not state.continuation)
+    state.waiting.remove(request.rid for request in members)
+    state.overtakes.admitted(latest, state.waiting)
 
 
 def _claim_decode(state: SchedulerState, rows: list[Request]) -> None:
@@ -220,10 +217,11 @@ def requeue(
     request.last_extend_end = 0
     request.last_candidate_extend = 0
     request.num_retractions += 1
+    request.times_passed_over = state.overtakes.count(request)
     request.entry_seq = state.next_entry()
     request.processed_at_entry = state.processed_tokens
     request.transition(RequestState.WAITING, cause)
-    state.waiting.append(request)
+    state.waiting.add(request)
     state.waiting_tokens += request.seq_len
     publisher.transitioned(request, source, cause, row=row)
 
@@ -324,7 +322,7 @@ def drop_ended(state: SchedulerState, ended: Iterable[str]) -> None:
         return
     state.running = [request for request in state.running if request.rid not in gone]
     state.last_prefill = [request for request in state.last_prefill if request.rid not in gone]
-    state.waiting = [request for request in state.waiting if request.rid not in gone]
+    state.waiting.remove(gone)
     if state.continuation is not None and state.continuation.rid in gone:
         state.continuation = None
         state.chunk_to_insert = False

@@ -29,7 +29,8 @@ def plan_step(state: SchedulerState, now_ns: int) -> StepPlan:
     skip = state.skip_reason
     growth = promised_growth(state.accounting, state.running, state.ratio)
     if skip is not None:
-        head = state.waiting[0].rid if state.waiting else None
+        first = next(iter(state.waiting), None)
+        head = first.rid if first is not None else None
         end = PassEnd("skipped", _SKIP_REASONS[skip], head, len(state.waiting))
         return _without_prefill(state, now_ns, StepFacts(pass_end=end, growth=growth, full=state.full))
     return _Pass(state, now_ns, growth).run()
@@ -167,6 +168,7 @@ class _Pass:
             budget=self._open,
             running=state.running,
             ratio=state.ratio,
+            passed_over=state.overtakes.count,
         )
 
     def run(self) -> StepPlan:
@@ -215,7 +217,7 @@ class _Pass:
         for index, request in enumerate(state.waiting):
             members = adder.state.members
             if self._full and not preempts:
-                adder.refuse_untried(request, Reason.FULL_FLAG_SET, 1, 0)
+                adder.refuse_untried(request, Reason.FULL_FLAG_SET, 1, 0, prefix_len=self._matched(request))
                 return self._end("slots", Reason.FULL_FLAG_SET, request, index)
             if adder.state.budget.state() is Result.OTHER:
                 spent = adder.state.budget.compute.remaining <= 0
@@ -232,7 +234,9 @@ class _Pass:
             if self._full and not (
                 preempts and adder.preempt_for(request, state.importance, request.last_candidate_extend)
             ):
-                adder.refuse_untried(request, Reason.ROWS_EXHAUSTED, len(members) + 1, rows)
+                adder.refuse_untried(
+                    request, Reason.ROWS_EXHAUSTED, len(members) + 1, rows, prefix_len=self._matched(request)
+                )
                 return self._end("slots", Reason.ROWS_EXHAUSTED, request, index)
             decision = adder.consider(request)
             if decision.result is Result.CONTINUE:
@@ -244,6 +248,11 @@ class _Pass:
                 reason = self._spent_reason()
             return self._end("result", reason, request, index + 1 if decision.is_admitted else index)
         return self._end("queue_end", Reason.QUEUE_END, None, len(state.waiting))
+
+    def _matched(self, request: Request) -> int:
+        """What the ordering of this pass matched of a request."""
+        ordering = self._state.ordering
+        return request.matched_len if ordering is not None and ordering.deprioritized is not None else 0
 
     def _spent_reason(self) -> Reason:
         """Which ledger an admission used up."""

@@ -51,11 +51,13 @@ class PrefillAdder:
         budget: Budget,
         running: Sequence[Request],
         ratio: float,
+        passed_over: Callable[[Request], int],
     ) -> None:
         self._config = config
         self._kv = kv
         self._accounting = accounting
         self._ratio = ratio
+        self._passed_over = passed_over
         self._eos_walk = EosWalk(ratio)
         self._members: list[Request] = []
         #: Who still runs; shrinks when someone is preempted.
@@ -173,9 +175,14 @@ class PrefillAdder:
             kv_test=(need, have),
         )
 
-    def refuse_untried(self, request: Request, reason: Reason, need: float, have: float) -> AdmissionDecision:
-        """A decision about a request that the pass ended in front of: rows or the full flag, before any match."""
-        return self._refuse(request, request.matched_len, Result.OTHER, reason, need, have)
+    def refuse_untried(
+        self, request: Request, reason: Reason, need: float, have: float, *, prefix_len: int
+    ) -> AdmissionDecision:
+        """A decision about a request that the pass ended in front of: rows or the full flag, before any match.
+
+        prefix_len  what the ordering matched, 0 when it matched nothing
+        """
+        return self._refuse(request, prefix_len, Result.OTHER, reason, need, have)
 
     def preempt_for(self, request: Request, importance: Callable[[Request], int], last_extend: int) -> bool:
         """Release running requests in thought so that `request` may be tried; False when nobody gives way.
@@ -319,7 +326,7 @@ class PrefillAdder:
             need=kv_test[0] if kv_test else None,
             have=kv_test[1] if kv_test else None,
             overdrafts=self._overdrafts(after, is_continuation=is_continuation),
-            times_passed_over=request.times_passed_over,
+            times_passed_over=self._passed_over(request),
             kv_need=kv_test[0] if kv_test else None,
             kv_limit=kv_test[1] if kv_test else None,
         )
@@ -365,7 +372,7 @@ class PrefillAdder:
             after=view,
             need=need,
             have=have,
-            times_passed_over=request.times_passed_over,
+            times_passed_over=self._passed_over(request),
             kv_need=kv_test[0] if kv_test else None,
             kv_limit=kv_test[1] if kv_test else None,
         )

@@ -24,7 +24,7 @@ from engine.scheduler.commit import apply_outcome, commit_plan, drop_ended, fini
 from engine.scheduler.decision import Guard
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.planner import plan_step
-from engine.scheduler.policies import OrderInputs, order_queue
+from engine.scheduler.policies import OrderInputs
 from engine.scheduler.publisher import Publisher
 from engine.scheduler.state import SchedulerState
 
@@ -99,7 +99,7 @@ class Scheduler:
         request.entry_seq = state.next_entry()
         request.processed_at_entry = state.processed_tokens
         state.requests[request.rid] = request
-        state.waiting.append(request)
+        state.waiting.add(request)
         state.waiting_tokens += request.seq_len
         publisher.t_ns = now_ns
         publisher.emit(
@@ -171,15 +171,15 @@ class Scheduler:
         state.skip_reason = self._skip_reason()
         if state.skip_reason is None:
             inputs = OrderInputs(
-                waiting=state.waiting,
                 kv=self.kv,
                 calls_before=state.order_calls,
                 fallback_threshold=state.config.lpm_fallback_threshold,
                 processed_tokens=state.processed_tokens,
+                keep_record=state.record_order,
                 rank=state.importance if state.config.enable_priority_scheduling else None,
             )
-            state.ordering = order_queue(state.config.schedule_policy, inputs)
-            state.order_calls += bool(state.waiting)  # the reference counts calls with a queue only
+            state.ordering = state.waiting.order(inputs)
+            state.order_calls += len(state.waiting) > 0  # the reference counts calls with a queue only
 
     def plan(self, now_ns: int) -> StepPlan:
         """What the next step does. Pure: reads state, writes nothing."""
@@ -266,7 +266,13 @@ class Scheduler:
             step=state.step,
             waiting=tuple(
                 WaitingView(
-                    r.rid, position, r.prompt_len, r.output_len, r.matched_len, r.num_retractions, r.times_passed_over
+                    r.rid,
+                    position,
+                    r.prompt_len,
+                    r.output_len,
+                    r.matched_len,
+                    r.num_retractions,
+                    state.overtakes.count(r),
                 )
                 for position, r in enumerate(state.waiting)
             ),

@@ -9,14 +9,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.config import SchedulerConfig
+from engine.config import Policy, SchedulerConfig
 from engine.kvcache.kv_cache import KvCache
 from engine.request import Request
 from engine.scheduler.accounting import KvAccounting
+from engine.scheduler.indexed_queue import IndexedQueue
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.policies import Ordering
+from engine.scheduler.prefix_index import PrefixIndex
+from engine.scheduler.waiting_queue import Overtakes, PlainQueue, WaitingQueue
 
 LEAST_IMPORTANT: Final = 1 << 62
+
+
+#: Policies whose order is kept up to date by what changed.
+_INCREMENTAL: Final = frozenset({Policy.LPM, Policy.SHORTEST_PREFILL_FIRST})
+
+
+def _queue_for(config: SchedulerConfig, kv: KvCache) -> WaitingQueue:
+    if config.incremental_order and kv.enable_radix and config.schedule_policy in _INCREMENTAL:
+        return IndexedQueue(config.schedule_policy, PrefixIndex(kv.tree))
+    return PlainQueue(config.schedule_policy)
 
 
 class SchedulerState:
@@ -27,7 +40,10 @@ class SchedulerState:
         self.kv = kv
         self.accounting = accounting
         self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
+        self.waiting: WaitingQueue = _queue_for(config, kv)
+        self.overtakes = Overtakes()
+        #: Fill the order of every plan: costs a walk of the queue per pass. For conformance and teaching.
+        self.record_order = False
         #: Prefill tokens queued: what waiting requests would compute without any cache hit.
         self.waiting_tokens = 0
         self.running: list[Request] = []

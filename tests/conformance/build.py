@@ -47,8 +47,12 @@ def config_of(raw: dict[str, Any], *, guards: bool) -> EngineConfig:
     # model_construct skips the check chunk >= page, which the reference does not make.
     cache = CacheConfig(page_size=raw["page_size"], enable_radix=raw.get("radix", True))
     return EngineConfig.model_construct(
-        scheduler=scheduler, cache=cache, **{
-            name: field.default for name, field in EngineConfig.model_fields.items() if name not in {"scheduler", "cache"}
+        scheduler=scheduler,
+        cache=cache,
+        **{
+            name: field.default
+            for name, field in EngineConfig.model_fields.items()
+            if name not in ("scheduler", "cache")
         },
     )
 
@@ -72,11 +76,13 @@ class Virtual:
         )
         # Recorded single passes hold requests that intake would clip or refuse.
         self.scheduler.largest_output = lambda prompt_len: 1 << 40  # type: ignore[method-assign]
+        self.scheduler.state.record_order = True
         self.scheduler.state.processed_tokens = scenario["config"].get("processed_tokens") or 0
         ratio = scenario["config"].get("new_token_ratio")
         if ratio is not None:
             self.scheduler.state.ratio = ratio
-        self.store = TokenStore(page_size=self.page_size, secret=b"" if self.page_size > 1 else None, eos_token_ids=[END_TOKEN])
+        secret = b"" if self.page_size > 1 else None
+        self.store = TokenStore(page_size=self.page_size, secret=secret, eos_token_ids=[END_TOKEN])
         self.specs: dict[str, dict[str, Any]] = {}
 
     def arrive(self, spec: dict[str, Any]) -> None:
@@ -107,8 +113,7 @@ class Virtual:
         return int(spec["out_seed"] * 65536 + index)
 
     def result(self, rid: str) -> OutcomeRow:
-        row = self.store.settle(rid, self.token(rid)).row
-        return row
+        return self.store.settle(rid, self.token(rid)).row
 
     def counts(self) -> list[int]:
         """[free, evictable, protected] tokens."""

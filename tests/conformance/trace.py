@@ -20,10 +20,23 @@ def ledger_rows(plan: StepPlan) -> list[list[Any]]:
             continue
         rows.append(
             [
-                d.rid, "continue" if d.is_continuation else "new", d.prefix_len, d.candidate_extend, d.selected_extend,
-                int(d.is_chunked), d.result.value, d.before.rem_input, d.after.rem_input, d.before.rem_chunk,
-                d.after.rem_chunk, d.before.remaining_total, d.after.remaining_total, d.before.remaining_current,
-                d.after.remaining_current, d.kv_need, d.kv_limit,
+                d.rid,
+                "continue" if d.is_continuation else "new",
+                d.prefix_len,
+                d.candidate_extend,
+                d.selected_extend,
+                int(d.is_chunked),
+                d.result.value,
+                d.before.rem_input,
+                d.after.rem_input,
+                d.before.rem_chunk,
+                d.after.rem_chunk,
+                d.before.remaining_total,
+                d.after.remaining_total,
+                d.before.remaining_current,
+                d.after.remaining_current,
+                d.kv_need,
+                d.kv_limit,
             ]
         )
     return rows

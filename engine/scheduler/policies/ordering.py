@@ -21,14 +21,16 @@ class OrderInputs(msgspec.Struct):
 
     processed_tokens  HRRN's counter
     rank              importance of a request, smaller first; None when priority scheduling is off
+    keep_record       fill the answer's tuples, which cost a walk of the queue
     """
 
-    waiting: list[Request]
     kv: KvCache
     calls_before: int
+    waiting: list[Request] = msgspec.field(default_factory=list)
     fallback_threshold: int | None = None
     processed_tokens: int = 0
     rank: Callable[[Request], int] | None = None
+    keep_record: bool = True
 
 
 class Ordering(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ The cap leaves room in the slice for short prompts behind a long one (rule book 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from engine.config import Policy
 from engine.request import Request
@@ -26,7 +26,7 @@ def order(inputs: OrderInputs) -> Ordering:
     return ordered(inputs, Policy.SHORTEST_PREFILL_FIRST, put_back)
 
 
-def continuation_cap(waiting: Sequence[Request], *, rest: int, rem_chunk: int, page_size: int) -> int | None:
+def continuation_cap(waiting: Iterable[Request], *, rest: int, rem_chunk: int, page_size: int) -> int | None:
     """Most tokens the continuation may take so that shorter prompts fit beside it; None: no cap.
 
     rest       tokens of the continuation still to compute

@@ -1,0 +1,208 @@
+"""IndexedQueue. Owns: the order of lpm and shortest-prefill-first, kept up to date by what changed, not recomputed.
+
+Equal, request by request and eviction by eviction, to matching and stably sorting the whole queue in every pass:
+
+  match   each request is parked at the tree node where its match ends (`PrefixIndex`); only arrivals, and requests
+          whose node was evicted or got a fitting child, are walked again
+  order   a sorted list of (key, label, rid). A request whose key changes moves; in a stable sort one that moves back
+          enters the front of its new group, one that moves forward, or arrives, the back; movers keep their order
+  put back  the first of the cold requests that share 32 tokens keeps its place; one group per head
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from engine.config import Policy
+from engine.request import Request
+from engine.scheduler.policies import Ordering, OrderInputs
+from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
+from engine.scheduler.policies.shortest_prefill_first import uncached_work
+from engine.scheduler.prefix_index import Entry, PrefixIndex
+
+#: Above this share of the queue moving at once, sorting anew is cheaper than moving one by one.
+_REBUILD_SHARE: Final = 8
+_LAST: Final = (1, 0)
+
+
+class _ColdGroup:
+    """Requests with few cached tokens whose first 32 tokens are equal. `first` stands foremost; None: to be found."""
+
+    __slots__ = ("first", "members")
+
+    def __init__(self) -> None:
+        self.members: dict[str, Entry] = {}
+        self.first: Entry | None = None
+
+
+class IndexedQueue:
+    """The waiting queue under a policy that matches. `index` must be the tree's listener."""
+
+    def __init__(self, policy: Policy, index: PrefixIndex) -> None:
+        assert policy in {Policy.LPM, Policy.SHORTEST_PREFILL_FIRST}, f"no incremental order for {policy}"
+        self._policy = policy
+        self._index = index
+        self._entries: dict[str, Entry] = {}
+        self._order: list[tuple[tuple[int, ...], int, str]] = []
+        self._arrivals: dict[str, Entry] = {}
+        self._cold: dict[int, _ColdGroup] = {}
+        self._headless: dict[int, None] = {}
+        self._displaced: dict[str, Entry] = {}
+        self._labels = 0
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        entry = Entry(request)
+        self._entries[request.rid] = entry
+        self._arrivals[request.rid] = entry
+
+    def remove(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            entry = self._entries.pop(rid, None)
+            if entry is None:
+                continue
+            self._leave_cold(entry)
+            self._index.leave(entry)
+            if self._arrivals.pop(rid, None) is None:
+                del self._order[bisect_left(self._order, (entry.key, entry.label))]
+
+    def __iter__(self) -> Iterator[Request]:
+        for _, _, rid in self._order:
+            yield self._entries[rid].request
+        for entry in self._arrivals.values():
+            yield entry.request
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- one pass --------------------------------------------------------------------------------------------------
+
+    def order(self, inputs: OrderInputs) -> Ordering:
+        threshold = inputs.fallback_threshold
+        if self._policy is Policy.LPM and threshold is not None and len(self) > threshold:
+            return self._unmatched(inputs)
+        walked = self._walk(inputs)
+        movers = self._settle_put_back(walked)
+        self._move(movers)
+        if not inputs.keep_record:
+            return Ordering(self._policy, (), (), ())
+        return self._record()
+
+    def _walk(self, inputs: OrderInputs) -> list[Entry]:
+        """Match again, in present order, whoever may match otherwise than in the last pass."""
+        page_size = inputs.kv.page_size
+        changed = self._index.take_pending()
+        changed.sort(key=lambda entry: (entry.key, entry.label))
+        self._index.begin_pass()
+        walked = changed + list(self._arrivals.values())
+        for entry in walked:
+            pages = self._index.walk(entry)
+            request = entry.request
+            request.matched_len = min(pages * page_size, request.seq_len - 1)
+            is_cold = pages * page_size <= COLD_LIMIT_TOKENS and request.head32_key is not None
+            if is_cold and entry.cold_head is None:
+                self._join_cold(entry)
+            elif not is_cold:
+                self._leave_cold(entry)
+        return walked
+
+    def _join_cold(self, entry: Entry) -> None:
+        head = entry.request.head32_key
+        assert head is not None
+        entry.cold_head = head
+        group = self._cold.setdefault(head, _ColdGroup())
+        group.members[entry.request.rid] = entry
+        first = group.first
+        # Arrivals are last of all; only one that fell back among the cold can come before the first.
+        if first is not None and not entry.is_arrival and self._index.place_of(entry) < self._index.place_of(first):
+            group.first = entry
+            self._displaced[first.request.rid] = first
+
+    def _leave_cold(self, entry: Entry) -> None:
+        head = entry.cold_head
+        if head is None:
+            return
+        entry.cold_head = None
+        group = self._cold[head]
+        del group.members[entry.request.rid]
+        if not group.members:
+            del self._cold[head]
+            self._headless.pop(head, None)
+        elif group.first is entry:
+            group.first = None
+            self._headless[head] = None
+
+    def _settle_put_back(self, walked: list[Entry]) -> list[Entry]:
+        """Decide who is put back; returns who must move."""
+        touched: dict[str, Entry] = {entry.request.rid: entry for entry in walked}
+        for entry in walked:
+            if entry.cold_head is not None and self._cold[entry.cold_head].first is None:
+                self._headless[entry.cold_head] = None
+        for head in self._headless:
+            group = self._cold[head]
+            group.first = min(group.members.values(), key=self._index.place_of)
+            touched[group.first.request.rid] = group.first
+        touched |= {rid: entry for rid, entry in self._displaced.items() if rid in self._entries}
+        self._headless.clear()
+        self._displaced.clear()
+        for entry in touched.values():
+            cold = entry.cold_head
+            entry.is_put_back = cold is not None and self._cold[cold].first is not entry
+        return [entry for entry in touched.values() if entry.is_arrival or entry.key != self._key(entry)]
+
+    def _key(self, entry: Entry) -> tuple[int, ...]:
+        request = entry.request
+        if self._policy is Policy.LPM:
+            return _LAST if entry.is_put_back else (0, -request.matched_len)
+        return (int(entry.is_put_back), uncached_work(request), request.entry_seq)
+
+    def _move(self, movers: list[Entry]) -> None:
+        """Put movers where a stable sort would: see the top of the file."""
+        if not movers:
+            return
+        back: list[Entry] = []
+        forward: list[Entry] = []
+        arrived: list[Entry] = []
+        rebuild = len(movers) * _REBUILD_SHARE > len(self._order)
+        if rebuild:
+            gone = {entry.request.rid for entry in movers}
+            self._order = [item for item in self._order if item[2] not in gone]
+        for entry in movers:
+            if entry.is_arrival:
+                arrived.append(entry)
+                continue
+            if not rebuild:
+                del self._order[bisect_left(self._order, (entry.key, entry.label))]
+            self._index.remember_place(entry)
+            (back if self._key(entry) > entry.key else forward).append(entry)
+        back.sort(key=self._index.place_of, reverse=True)
+        forward.sort(key=self._index.place_of)
+        placed = back + forward + arrived
+        for number, entry in enumerate(placed):
+            self._labels += 1
+            entry.label = -self._labels if number < len(back) else self._labels
+            entry.key = self._key(entry)
+            entry.is_arrival = False
+            if not rebuild:
+                insort(self._order, (entry.key, entry.label, entry.request.rid))
+        if rebuild:
+            self._order.extend((entry.key, entry.label, entry.request.rid) for entry in placed)
+            self._order.sort()
+        self._arrivals.clear()
+
+    def _unmatched(self, inputs: OrderInputs) -> Ordering:
+        """Beyond the reference's threshold: the present order, no matching."""
+        rids = tuple(request.rid for request in self) if inputs.keep_record else ()
+        return Ordering(Policy.FCFS, rids, (0,) * len(rids), None)
+
+    def _record(self) -> Ordering:
+        requests = list(self)
+        return Ordering(
+            active_policy=self._policy,
+            order=tuple(request.rid for request in requests),
+            matched=tuple(request.matched_len for request in requests),
+            deprioritized=tuple(sorted(rid for rid, entry in self._entries.items() if entry.is_put_back)),
+        )

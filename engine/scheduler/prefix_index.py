@@ -1,0 +1,162 @@
+"""PrefixIndex. Owns: at which tree node each waiting request's match ends, and what their walks would have stamped.
+
+The radix cache tells it of inserted leaves and evicted nodes, by direct call, so that the order is current before the
+next plan. Work follows what changed: a new leaf concerns only requests parked at its parent whose next key fits.
+
+A pass of the reference matches every waiting request in present order and so stamps every node on their paths. Here the
+pass only takes a tick. When an eviction asks for a node's stamp, it is (tick, place of the last waiting request parked
+there); a request that leaves writes its stamp on its path first.
+"""
+
+from __future__ import annotations
+
+from engine.kvcache.radix_cache import Node, RadixCache, Stamp
+from engine.request import Request
+
+#: Place in the queue before a pass sorted it: (0, key, label) of an ordered request, (1, entry, 0) of an arrival.
+Place = tuple[object, ...]
+
+
+class Entry:
+    """One waiting request: where it is parked, where it stands. Written by the queue and the index only."""
+
+    __slots__ = (
+        "cold_head",
+        "is_arrival",
+        "is_put_back",
+        "key",
+        "label",
+        "next_key",
+        "node",
+        "pages",
+        "place",
+        "place_pass",
+        "request",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.node: Node | None = None
+        self.pages = 0
+        self.next_key: int | None = None
+        self.key: tuple[int, ...] = ()
+        self.label = 0
+        self.is_arrival = True
+        self.is_put_back = False
+        self.cold_head: int | None = None
+        self.place: Place = ()
+        self.place_pass = -1
+
+
+class PrefixIndex:
+    """Listener of one radix cache."""
+
+    def __init__(self, tree: RadixCache) -> None:
+        self._tree = tree
+        tree.listener = self
+        self._tick = 0
+        #: node id -> next key (None: nothing follows) -> requests parked there
+        self._parked: dict[int, dict[int | None, dict[str, Entry]]] = {}
+        self._pending: dict[str, Entry] = {}
+        self._last_place: dict[int, Place] = {}
+
+    # -- called by the tree ----------------------------------------------------------------------------------------
+
+    def leaf_inserted(self, leaf: Node) -> None:
+        """Requests parked at the parent whose next key the leaf begins with may match more."""
+        assert leaf.parent is not None
+        groups = self._parked.get(leaf.parent.node_id)
+        if groups is not None:
+            self._pending.update(groups.get(int(leaf.keys[0]), {}))
+
+    def node_evicted(self, node: Node, parent: Node) -> None:
+        """Requests parked at the node match up to its parent now; they walked through it in the last pass too."""
+        self._last_place.pop(node.node_id, None)
+        groups = self._parked.pop(node.node_id, None)
+        if groups is None:
+            return
+        key = int(node.keys[0])
+        home = self._parked.setdefault(parent.node_id, {}).setdefault(key, {})
+        self._last_place.pop(parent.node_id, None)
+        for group in groups.values():
+            for rid, entry in group.items():
+                entry.node, entry.next_key = parent, key
+                entry.pages -= len(node.keys)
+                home[rid] = entry
+                self._pending[rid] = entry
+
+    def stamp_of(self, node: Node) -> Stamp:
+        """What a walk of the whole queue in the last pass would have left on `node`, or a later explicit stamp."""
+        groups = self._parked.get(node.node_id)
+        if not groups or not self._tick:
+            return node.stamp
+        last = self._last_place.get(node.node_id)
+        if last is None:
+            last = max(self.place_of(entry) for group in groups.values() for entry in group.values())
+            self._last_place[node.node_id] = last
+        return max(node.stamp, (self._tick, last, 0))
+
+    # -- called by the queue ---------------------------------------------------------------------------------------
+
+    def take_pending(self) -> list[Entry]:
+        """Requests, arrivals aside, whose match may have changed since the last pass."""
+        pending = list(self._pending.values())
+        self._pending = {}
+        return pending
+
+    def begin_pass(self) -> None:
+        """Everything walked from here on carries one new tick, ordered by place."""
+        self._tick = self._tree.next_tick()
+        self._last_place.clear()
+
+    def walk(self, entry: Entry) -> int:
+        """Match the request as far as it goes now, from where it is parked. Returns pages matched."""
+        self.remember_place(entry)
+        keys = entry.request.keys.first(len(entry.request.keys))
+        start = entry.node if entry.node is not None else self._tree.root
+        stamp: Stamp = (self._tick, entry.place, 0)
+        node, pages = self._tree.walk(keys, start, entry.pages, stamp, (self._tick, entry.place, 1))
+        if node is not entry.node:
+            self._unpark(entry)
+            entry.node, entry.pages = node, pages
+            entry.next_key = int(keys[pages]) if pages < len(keys) else None
+            groups = self._parked.setdefault(node.node_id, {})
+            groups.setdefault(entry.next_key, {})[entry.request.rid] = entry
+        return pages
+
+    def remember_place(self, entry: Entry) -> None:
+        """Keep where the request stood before this pass sorts it."""
+        if entry.place_pass != self._tick:
+            entry.place = self.place_of(entry)
+            entry.place_pass = self._tick
+
+    def place_of(self, entry: Entry) -> Place:
+        """Where the request stood before the last pass sorted the queue."""
+        if entry.place_pass == self._tick:
+            return entry.place
+        if entry.is_arrival:
+            return (1, entry.request.entry_seq, 0)
+        return (0, entry.key, entry.label)
+
+    def leave(self, entry: Entry) -> None:
+        """Forget a request; what it stamped in the last pass is written down first."""
+        self._pending.pop(entry.request.rid, None)
+        if entry.node is None:
+            return
+        stamp: Stamp = (self._tick, self.place_of(entry), 0)
+        node: Node | None = entry.node
+        while node is not None and node.parent is not None:
+            node.stamp = max(node.stamp, stamp)
+            node = node.parent
+        self._unpark(entry)
+
+    def _unpark(self, entry: Entry) -> None:
+        if entry.node is None:
+            return
+        groups = self._parked[entry.node.node_id]
+        group = groups[entry.next_key]
+        del group[entry.request.rid]
+        if not group:
+            del groups[entry.next_key]
+            if not groups:
+                del self._parked[entry.node.node_id]
