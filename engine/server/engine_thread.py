@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from engine.clock import Clock, MonotonicClock
-from engine.errors import EngineDead, RefusalCause, RequestRefused
+from engine.errors import AdmitscopeError, EngineDead, RefusalCause, RequestRefused
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.llm_engine import EngineRequest, TokenOutput
 from engine.request import FinishReason
@@ -143,20 +143,23 @@ class EngineThread:
         """
         if self._refusing is not None:
             raise self._refusing.with_traceback(None)
-        reply = Reply(request.rid for request in requests)
+        rids = [request.rid for request in requests]
+        if len(set(rids)) < len(rids) or not self._replies.keys().isdisjoint(rids):
+            raise RequestRefused(RefusalCause.INVALID, "the id of a live request was used again", field="rid")
+        reply = Reply(rids)
         if not self._mailbox.post(Add(tuple(requests), reply)):
             if self.status.stopped:
                 raise EngineDead("the engine thread has ended")
             raise QueueFull(self.status.waiting + self._mailbox.pending_requests, self._max_queued)
-        for request in requests:
-            self._replies[request.rid] = reply
+        self._replies.update(dict.fromkeys(rids, reply))
         try:
             await reply.accepted
         except asyncio.CancelledError:
             self.abort(reply.live_rids, "cancelled")
             raise
         except (RequestRefused, EngineDead):
-            self._forget(request.rid for request in requests)
+            for rid in rids:
+                self._replies.pop(rid, None)
             raise
         return reply
 
@@ -193,10 +196,6 @@ class EngineThread:
             await asyncio.to_thread(self._thread.join, drain_s + 2 * _ABORT_GRACE_NS / 1e9)
         self._end_all(EngineDead("the engine thread did not end in time"), FinishReason.ABORT, "shutting_down")
 
-    def _forget(self, rids: Iterable[str]) -> None:
-        for rid in rids:
-            self._replies.pop(rid, None)
-
     def _dispatch(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
             reply = self._replies.get(output.rid)
@@ -227,8 +226,8 @@ class EngineThread:
             self._leave(RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), "")
         except Exception as error:  # whatever broke, every client must still get its end
             _log.exception("the engine stopped")
-            dead = error if isinstance(error, EngineDead) else EngineDead(f"{type(error).__name__}: {error}")
-            self._leave(dead, f"{type(error).__name__}: {error}"[:200])
+            dead = _in_words(error)
+            self._leave(EngineDead(dead), dead)
 
     def _patience_s(self) -> float:
         """How long to wait for a message: not at all with work at hand that moves."""
@@ -281,13 +280,13 @@ class EngineThread:
     def _refusal(self, count: int) -> RequestRefused | None:
         """Why `count` more requests cannot be taken, or None.
 
-        A request that no pass has looked at yet is not waiting for anything while a row is free, so a burst fills the
-        rows and then the queue, whether it comes within one step or not.
+        A burst fills the free rows and then the queue, whether it comes within one step or not: requests that no pass
+        has looked at yet do not count while there is a row for them, unless older ones wait although rows are free.
         """
         if self._deadline_ns is not None:
             return RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down")
         waiting = self._engine.num_waiting
-        free_rows = max(0, self._max_running - self._engine.num_running)
+        free_rows = 0 if waiting > self._fresh else max(0, self._max_running - self._engine.num_running)
         if waiting + count - min(self._fresh + count, free_rows) > self._max_queued:
             return QueueFull(waiting, self._max_queued)
         return None
@@ -365,6 +364,12 @@ class EngineThread:
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+
+
+def _in_words(error: Exception) -> str:
+    """For clients and probes: the text of our own errors, only the kind of others, which may quote anything."""
+    kind = type(error).__name__
+    return f"{kind}: {error}"[:200] if isinstance(error, AdmitscopeError) else kind
 
 
 def _settle(reply: Reply, refusal: RequestRefused | None) -> None:

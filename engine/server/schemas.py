@@ -51,6 +51,16 @@ def _stops(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _content(value: object) -> object:
+    """Text or text parts; says plainly that nothing else is read here."""
+    parts = value if isinstance(value, list) else []
+    if not isinstance(value, str | list) or not all(isinstance(part, dict) for part in parts):
+        raise _bad("content must be a string or a list of text parts")
+    if any(part.get("type") != "text" for part in parts):
+        raise _bad("content parts must be of type text: this model reads nothing else")
+    return value
+
+
 def _bad(message: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_value", "{reason}", {"reason": message})
 
@@ -121,7 +131,7 @@ class ChatMessage(_Strict):
     """One message; `content` as text or as text parts."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[str | list[TextPart], BeforeValidator(_content)]
 
     @property
     def text(self) -> str:
@@ -178,7 +188,8 @@ def _no_constant(name: str) -> object:
 
 def _first_fault(error: ValidationError) -> ApiError:
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = [part for part in fault["loc"] if isinstance(part, int) or not part.startswith(("function-", "list["))]
+    # Members of a union are named in the path by their types; they are no part of the body.
+    path = [part for part in fault["loc"] if isinstance(part, int) or (part != "str" and "[" not in part)]
     name = ".".join(map(str, path)) or None
     top = str(path[0]) if path else None
     match fault["type"]:
@@ -187,7 +198,7 @@ def _first_fault(error: ValidationError) -> ApiError:
         case "missing":
             return invalid(f"{name} is required", name, "missing_parameter")
         case "invalid_value":
-            return invalid(fault["msg"], top)
+            return invalid(f"{name}: {fault['msg']}" if len(path) > 1 else fault["msg"], top)
         case kind if kind.endswith("_type"):
             return invalid(f"{name}: {fault['msg']}", top, "invalid_type")
         case _:

@@ -103,9 +103,10 @@ CHAT_TABLE: dict[str, tuple[dict[str, Any], int, str, str | None]] = {
     "image part": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         400,
-        "invalid_type",
+        "invalid_value",
         "messages",
     ),
+    "content as number": ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_value", "messages"),
     "named message": (
         {"messages": [{"role": "user", "content": "a", "name": "b"}]},
         400,
