@@ -1,0 +1,102 @@
+"""The command itself: exit statuses, one-line faults, nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from telemetry import cli, page
+from telemetry.demo.processes import Child
+from telemetry.ports import bind_listener, free_port, port_of
+from telemetry.settings import DashboardCommand
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"admitscope {importlib.metadata.version('admitscope')}\n"
+
+
+def test_the_installed_command_is_this_one() -> None:
+    command = Path(sys.executable).parent / "admitscope"
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("admitscope ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["replay", "no-such-journal.jsonl"], "no-such-journal.jsonl"),
+        (["explain", "no-such-journal.jsonl", "r1"], "no-such-journal.jsonl"),
+        (["serve", "--cache.page-size", "0"], "--cache.page-size"),
+        (["demo", "--duration", "inf"], "--duration"),
+        (["dashboard", "--port", "99999"], "--port"),
+    ],
+)
+def test_faults_are_lines_on_stderr_and_status_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert all(line.startswith("admitscope: ") for line in err.splitlines())
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(tmp_path: Path) -> None:
+    """`admitscope --help | head -1` must not end in a traceback."""
+    script = f"{sys.executable} -m telemetry.cli serve --help | head -1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.startswith("usage: admitscope")
+    assert "Traceback" not in done.stderr
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_runs_by_path_and_sends_nothing_away() -> None:
+    words = page.streamlit_command(DashboardCommand(url="http://127.0.0.1:9"), 8600)
+    assert Path(words[words.index("run") + 1]).name == "app.py"
+    assert Path(words[words.index("run") + 1]).exists()
+    assert words[words.index("--browser.gatherUsageStats") + 1] == "false"
+    assert words[words.index("--server.headless") + 1] == "true"
+    assert words[-2:] == ["--url", "http://127.0.0.1:9"]
+
+
+def test_a_taken_port_of_the_page_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with bind_listener("127.0.0.1", 0) as holder:
+        port = str(port_of(holder))
+        assert cli.main(["dashboard", "--port", port]) == 2
+    err = capsys.readouterr().err
+    assert port in err
+    assert "--pick-port" in err
+
+
+def _answers(url: str, child: Child) -> bool:
+    """One try, and a short rest after a miss."""
+    assert child.status() is None, child.tail()
+    try:
+        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        time.sleep(0.1)
+        return False
+
+
+def test_the_page_answers_and_ends_with_its_command(tmp_path: Path) -> None:
+    port = free_port("127.0.0.1", 0)
+    child = Child(
+        "page", "telemetry.cli", ["dashboard", "http://127.0.0.1:9", "--port", str(port)], log=tmp_path / "log"
+    )
+    try:
+        health = f"http://127.0.0.1:{port}/_stcore/health"
+        assert any(_answers(health, child) for _ in range(600)), child.tail()
+    finally:
+        assert child.stop(20) == 0
+    with bind_listener("127.0.0.1", port):
+        pass  # nobody is left on the port
