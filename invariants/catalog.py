@@ -157,7 +157,7 @@ CATALOG: Final[tuple[Law, ...]] = (
     ),
     Law(
         "INV-PAGE-01",
-        "The four page counts sum to the pool and equal a recount.",
+        "The four page counts sum to the pool and, like the evictions of a step, equal a recount.",
         2,
         Group.PAGE,
         "O(1) per step; the audit is O(pages)",
@@ -212,7 +212,7 @@ CATALOG: Final[tuple[Law, ...]] = (
     ),
     Law(
         "INV-STEP-04",
-        "Reported numbers of waiting and running requests equal a recount.",
+        "Reported numbers of waiting and running requests, and of tokens waiting, equal a recount.",
         2,
         Group.STEP,
         "O(1) per step",

@@ -32,6 +32,7 @@ from invariants.violation import InvariantViolation, Violation
 OnViolation = Literal["raise", "record"]
 EVIDENCE_EVENTS: Final = 2_000
 KEPT_VIOLATIONS: Final = 1_000
+RATIO_TOLERANCE: Final = 1e-9
 _COMMIT_CAUSES: Final = frozenset({Cause.ADMIT, Cause.RETRACT, Cause.PREEMPT})
 
 
@@ -250,7 +251,10 @@ class InvariantChecker:
             lock_laws.on_plan(books, event, report)
         page_laws.on_counts(books, event, report)
         step_laws.progress(books, event, self._progress_steps, report)
-        books.close_plan(budget_laws.next_ratio(books, event))
+        ratio = budget_laws.next_ratio(books, event)
+        if abs(event.new_token_ratio - ratio) > RATIO_TOLERANCE:
+            report("INV-BUDGET-04", f"new_token_ratio {ratio:g} after this step", f"{event.new_token_ratio:g}")
+        books.close_plan(ratio)
         books.last_plan_step = event.step
         books.plan = event
         counts["step"] += 1

@@ -26,15 +26,15 @@ every decision, plan, outcome and page move with them. What a law needs to know 
 |---|---|---|
 | 0 | `assert` inside the core, always | constant |
 | 1 | at every event, in the engine thread | constant per event, or per row or page it names |
-| 2 | `InvariantChecker.audit(snapshot)`: every page, node, lease, row and list recounted, and compared with the books | \
+| 2 | `InvariantChecker.audit(snapshot)`: every page, node, lease, row and list recounted and compared | \
 pages + nodes + leases |
 
 A law of tier 2 is checked at its events too; the audit adds what no single event can show, such as a page in two places
 while every sum balances.
 
-`on_violation="raise"` stops at the step that broke the law. `"record"` never stops the loop: the violation is counted in
-`violations_by_id`, kept, and handed to the listener, with the numbers of the events that show it; the last 2,000 events
-are at hand as evidence. Single laws may be told otherwise with `overrides`.
+`on_violation="raise"` stops at the step that broke the law. `"record"` never stops the loop: the violation is counted
+in `violations_by_id`, kept, and handed to the listener, with the numbers of the events that show it; the last 2,000
+events are at hand as evidence. Single laws may be told otherwise with `overrides`.
 
 Each law has at least one sabotage in `tests/sabotage/` that breaks it on purpose, and a run without faults that breaks
 none.

@@ -6,6 +6,7 @@ A small move is walked page by page over memoryviews, a large one with array ope
 
 from __future__ import annotations
 
+import sys
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from invariants.shadow import EVICTABLE, FREE, NO_OWNER, PRIVATE, PROTECTED, STA
 from invariants.violation import Report
 
 SCALAR_PAGES: Final = 48
+_LITTLE: Final = sys.byteorder == "little"
 #: Owner rules of a move. Rows and nodes are numbered apart, so OTHER_KIND compares nothing.
 OTHER_KIND, KEEPS, CHANGES = 0, 1, 2
 
@@ -58,17 +60,24 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
             return
         move = Move(STATE_CODES.get(event.source, FREE), target, OTHER_KIND)
     owner = _owner(event.owner, move.target, report)
-    pages: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
-    if not _in_range(books, pages, report):
+    cause, count = event.cause, len(event.pages) // 4
+    if count == 0 or len(event.pages) % 4:
+        report("INV-PAGE-02", "page ids of four bytes, at least one", f"{len(event.pages)} bytes")
         return
-    cause = event.cause
-    if cause == "evict" and len(pages):
-        _evicts_nobodys(books, int(pages[0]), len(pages), report)
-    old = (
-        _walk(books, pages, move, owner, event, report)
-        if len(pages) <= SCALAR_PAGES
-        else _sweep(books, pages, move, owner, event, report)
-    )
+    if count <= SCALAR_PAGES:
+        few = memoryview(event.pages).cast("i").tolist() if _LITTLE else np.frombuffer(event.pages, "<i4").tolist()
+        if not _in_range(books, min(few), max(few), report):
+            return
+        if cause == "evict":
+            _evicts_nobodys(books, few[0], count, report)
+        old = _walk(books, few, move, owner, event, report)
+    else:
+        many: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
+        if not _in_range(books, int(many.min()), int(many.max()), report):
+            return
+        if cause == "evict":
+            _evicts_nobodys(books, int(many[0]), count, report)
+        old = _sweep(books, many, move, owner, event, report)
     if old is None:
         return
     if cause == "claim":
@@ -76,9 +85,11 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
     elif cause == "split":
         books.split_locks(old, owner)
     elif cause == "lock":
-        books.locked_pages += len(pages)
+        books.locked_pages += count
     elif cause in ("unlock", "free"):
-        books.released_pages += len(pages)
+        books.released_pages += count
+    elif cause == "evict":
+        books.evicted_pages += count
 
 
 def _evicts_nobodys(books: Shadow, page: int, count: int, report: Report) -> None:
@@ -95,32 +106,27 @@ def _evicts_nobodys(books: Shadow, page: int, count: int, report: Report) -> Non
 
 def _owner(label: str, target: int, report: Report) -> int:
     prefix = _PREFIX[target]
-    if not prefix and not label:
-        return NO_OWNER
-    if prefix and label.startswith(prefix) and label[2:].isdigit():
-        return int(label[2:])
+    if label[:2] == prefix and (not prefix or label[2:].isdigit()):
+        return int(label[2:]) if prefix else NO_OWNER
     report("INV-PAGE-02", f"an owner '{prefix}...' of a {STATE_NAMES[target]} page", f"owner {label!r}")
     return NO_OWNER
 
 
-def _in_range(books: Shadow, pages: NDArray[np.int32], report: Report) -> bool:
-    low, high = (pages[0], pages[0]) if len(pages) == 1 else (pages.min(initial=0), pages.max(initial=0))
+def _in_range(books: Shadow, low: int, high: int, report: Report) -> bool:
     if low < 0 or high >= books.num_pages:
-        report("INV-PAGE-02", f"page ids below {books.num_pages}", f"{int(low)} to {int(high)}")
+        report("INV-PAGE-02", f"page ids below {books.num_pages}", f"{low} to {high}")
         return False
     return True
 
 
-def _walk(
-    books: Shadow, pages: NDArray[np.int32], move: Move, owner: int, event: PagesMoved, report: Report
-) -> int | None:
+def _walk(books: Shadow, pages: list[int], move: Move, owner: int, event: PagesMoved, report: Report) -> int | None:
     """Page by page. Returns the owner before, None after a violation (the counters are then rebuilt)."""
     states, owners, claimed = books.state_view, books.owner_view, books.claimed_view
     source, target, rule = move
     step, is_claim, guarded = event.step, event.cause == "claim", EVICTABLE in (source, target)
     old = NO_OWNER
     wrong: list[int] = []
-    for page in pages.tolist():
+    for page in pages:
         before = owners[page]
         if states[page] != source or (rule and (before == owner) != (rule == KEEPS)):
             wrong.append(page)
@@ -138,7 +144,7 @@ def _walk(
                 "no page claimed and evictable within one commit",
                 f"page {page}: {event.cause} after a claim in the same commit",
             )
-    return _settle(books, pages, wrong, move, old, owner, event, report)
+    return _settle(books, len(pages), wrong, move, old, owner, event, report)
 
 
 def _sweep(
@@ -169,12 +175,12 @@ def _sweep(
             "no page claimed and evictable within one commit",
             f"page {page}: {event.cause} after a claim in the same commit",
         )
-    return _settle(books, pages, wrong, move, int(before[0]), owner, event, report)
+    return _settle(books, len(pages), wrong, move, int(before[0]), owner, event, report)
 
 
 def _settle(
     books: Shadow,
-    pages: NDArray[np.int32],
+    count: int,
     wrong: list[int],
     move: Move,
     old: int,
@@ -192,7 +198,6 @@ def _settle(
         )
         books.recount()
         return None
-    count = len(pages)
     books.counts[move.source] -= count
     books.counts[move.target] += count
     rows = books.private_of_row
@@ -216,6 +221,8 @@ def on_counts(books: Shadow, event: StepPlanned | StepCompleted, report: Report)
             f"[free, private, protected, evictable] {counts}, {books.num_pages} in all",
             f"{list(event.pages)}, {sum(event.pages)} in all",
         )
+    if type(event) is StepPlanned and event.evicted_pages != books.evicted_pages:
+        report("INV-PAGE-01", f"{books.evicted_pages} pages evicted in this step", f"{event.evicted_pages}")
     for row in books.claimed_rows:
         if row not in books.rows and row in books.private_of_row:
             report("INV-PAGE-02", f"row {row} of a live request owns its private pages", "a row that nobody has")

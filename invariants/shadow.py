@@ -111,6 +111,7 @@ class Shadow:
         self.running: dict[str, ShadowRequest] = {}
         self.plain_growth = 0
         self.eos_growth = 0
+        self.waiting_tokens = 0
         # -- the step
         self.ratio = scheduler.initial_new_token_ratio
         self.view = PlanView()
@@ -124,6 +125,7 @@ class Shadow:
         self.preempted_growth = 0.0
         self.locked_pages = 0
         self.released_pages = 0
+        self.evicted_pages = 0
         self.claimed_rows: set[int] = set()
         #: rid -> (request, row it had, seq of the transition, whether it ended): to be found holding nothing
         self.leaving: dict[str, tuple[ShadowRequest, int, int, bool]] = {}
@@ -141,6 +143,10 @@ class Shadow:
         """Move a request, keeping the counts by state and the growth of the running."""
         if request.state is not None:
             self.in_state[request.state] -= 1
+        if request.state is RequestState.WAITING:
+            self.waiting_tokens -= request.seq_len
+        if state is RequestState.WAITING:
+            self.waiting_tokens += request.seq_len
         if request.state is RequestState.DECODE and self.running.pop(request.rid, None) is not None:
             self._grow(request, -self.growth(request))
         request.state = state
@@ -240,6 +246,7 @@ class Shadow:
         self.decisions.clear()
         self.pinned_tokens = self.locked_pages = self.released_pages = self.gained_current = 0
         self.gained_total = self.preempted_growth = 0.0
+        self.evicted_pages = 0
         self.in_commit = False
         self.ratio = ratio
 

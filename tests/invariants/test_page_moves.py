@@ -43,7 +43,7 @@ def test_walk_and_sweep_agree(
     label = f"{prefix}{owner}" if prefix else ""
     event = PagesMoved(1, 7, 0, np.array(pages, "<i4").tobytes(), source, target, label, cause)
     outcomes = []
-    for method in (page_laws._walk, page_laws._sweep):
+    for method, form in ((page_laws._walk, pages), (page_laws._sweep, np.array(pages, "<i4"))):
         told: list[str] = []
         shadow = books(states, owners)
         shadow.in_commit = True
@@ -51,7 +51,7 @@ def test_walk_and_sweep_agree(
         number = owner if prefix else -1
         method(
             shadow,
-            np.array(pages, "<i4"),
+            form,
             LEGAL[move],
             number,
             event,

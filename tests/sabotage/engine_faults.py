@@ -249,8 +249,8 @@ def split_forgets(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
     tree = run.scheduler.kv.tree
     original = type(tree)._split
 
-    def broken(self: Any, node: Node, pages: int) -> Node:
-        upper = original(self, node, pages)
+    def broken(self: Any, *args: Any, **kwargs: Any) -> Node:
+        upper = original(self, *args, **kwargs)
         if upper.lock_count:
             upper.lock_count -= 1
         return upper
@@ -413,8 +413,12 @@ def lost_request(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
     original = run.scheduler.prepare
 
     def broken(now_ns: int) -> None:
-        if len(run.scheduler.state.waiting) > 1:
-            run.scheduler.state.waiting.pop()
+        waiting: Any = run.scheduler.state.waiting
+        last = [request.rid for request in waiting][1:][-1:]
+        if isinstance(waiting, list):
+            del waiting[len(waiting) - len(last) :]
+        else:
+            waiting.remove(last)
         original(now_ns)
 
     patch.setattr(run.scheduler, "prepare", broken)

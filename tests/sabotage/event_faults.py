@@ -282,6 +282,7 @@ lie("INV-PAGE-02", "a lock under another node's name", PagesMoved, moved("lock")
 lie("INV-PAGE-02", "a split that names the old owner", PagesMoved, moved("unlock"), cause="split", target="protected")
 lie("INV-PAGE-02", "a claim for nobody's row", PagesMoved, moved("claim"), owner="r:3000")
 swap("INV-PAGE-02", "the same pages claimed twice", PagesMoved, moved("claim"), lambda e: (e, e))
+lie("INV-PAGE-02", "half a page id", PagesMoved, moved("claim"), pages=b"\1\0")
 lie("INV-PAGE-02", "pages beyond the pool", PagesMoved, moved("claim"), pages=b"\xff\x7f\x00\x00")
 swap(
     "INV-PAGE-03",
@@ -334,6 +335,21 @@ lie(
 )
 lie("INV-STEP-05", "a transition from elsewhere", RequestTransitioned, cause(Cause.ADMIT), source=RequestState.DECODE)
 lie("INV-STEP-05", "a cause the table lacks", RequestTransitioned, cause(Cause.FINAL_CHUNK), cause=Cause.ADMIT, row=0)
+lie(
+    "INV-STEP-04",
+    "waiting tokens that drift",
+    StepPlanned,
+    lambda e: True,
+    waiting_tokens=lambda e: e.waiting_tokens + 1,
+)
+lie("INV-PAGE-01", "an eviction nobody saw", StepPlanned, lambda e: True, evicted_pages=lambda e: e.evicted_pages + 1)
+lie(
+    "INV-BUDGET-04",
+    "a ratio that decays twice",
+    StepPlanned,
+    lambda e: True,
+    new_token_ratio=lambda e: e.new_token_ratio / 2,
+)
 swap("INV-EXIT-01", "two ends", RequestTransitioned, cause(Cause.LENGTH), lambda e: (e, e))
 swap("INV-EXIT-01", "an end that was lost", RequestTransitioned, cause(Cause.LENGTH), lambda e: ())
 swap(
