@@ -1,4 +1,4 @@
-"""Hand-built events for tests of the records. Owns: short makers with defaults, always numbered without holes."""
+"""What tests of records share. Owns: hand-built events, numbered without holes, and seeded runs of a real engine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from engine.events import (
     EventSink,
     FanOut,
     RecordingSink,
+    RequestArrived,
     RequestTransitioned,
     ResponseSent,
     StepCompleted,
@@ -28,7 +29,7 @@ from engine.llm_engine import EngineRequest, LLMEngine
 from engine.request import Cause, RequestState
 from engine.sampling_params import SamplingParams
 from engine.scheduler.decision import Reason, Result
-from engine.scheduler.plan import StepKind, StepTimes
+from engine.scheduler.plan import PassEnd, StepKind, StepTimes
 from telemetry.journal import JournalSink
 
 
@@ -113,7 +114,24 @@ class Numbered:
             row=None,
         )
 
-    def planned(self, step: int) -> StepPlanned:
+    def arrived(self, rid: str) -> RequestArrived:
+        return self._add(
+            RequestArrived,
+            0,
+            rid=rid,
+            prompt_len=116,
+            max_new_tokens=16,
+            requested_new_tokens=16,
+            page_keys=b"",
+            head32_key=None,
+            ignore_eos=False,
+            priority=None,
+            routing_key=None,
+            accepted_ns=0,
+        )
+
+    def planned(self, step: int, *, ended_at: str | None = None) -> StepPlanned:
+        """An idle step. `ended_at`: its pass ended at that request, for want of KV memory."""
         return self._add(
             StepPlanned,
             step,
@@ -127,7 +145,7 @@ class Numbered:
             mixed_rows=0,
             budget_open=None,
             budget_close=None,
-            pass_end=None,
+            pass_end=PassEnd("result", Reason.KV_TOTAL_EXHAUSTED, ended_at) if ended_at is not None else None,
             chunk_limit=None,
             continuation=None,
             batch_is_full=False,

@@ -103,6 +103,24 @@ def test_folding_loses_nothing_of_a_story(tmp_path: Path, simulated: Any) -> Non
         assert explain(path, rid).life == explain_records(records, rid).life
 
 
+def test_a_fold_is_matched_with_the_passes_that_ended_at_the_request(tmp_path: Path, numbered: Any) -> None:
+    sink = JournalSink(tmp_path / "run.jsonl")
+    numbered.started()
+    numbered.arrived("a")
+    numbered.transition("a", 0, RequestState.WAITING, Cause.ARRIVE)
+    for step, ended_at in enumerate("aababba", 1):
+        if ended_at == "a":
+            numbered.refused("a", step)
+        numbered.planned(step, ended_at=ended_at)
+    for event in numbered.events:
+        sink.emit(event)
+    sink.close()
+    [wait] = explain(tmp_path / "run.jsonl", "a").life.waits
+    assert [(r.count, r.first_step, r.last_step) for r in wait.refusals] == [(4, 1, 7)]
+    assert [(n.rid, n.count, n.first_step, n.last_step) for n in wait.not_reached] == [("b", 3, 3, 6)]
+    assert wait.passes == 7
+
+
 def test_a_request_that_still_waits_is_told_up_to_the_end_of_the_record(tmp_path: Path, simulated: Any) -> None:
     run = simulated(tmp_path / "run.jsonl", 1, policy=Policy.FCFS)
     run.add("first", tuple(range(100, 150)), 400, ignore_eos=True)

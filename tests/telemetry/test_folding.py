@@ -70,6 +70,13 @@ def test_the_end_of_a_request_flushes_its_run(numbered: Any) -> None:
     assert folded(numbered.events)[2] is end
 
 
+def test_a_reused_id_starts_with_a_written_refusal(numbered: Any) -> None:
+    numbered.refused("a", 1)
+    numbered.transition("a", 2, RequestState.FINISHED, Cause.ABORT)
+    numbered.refused("a", 3)
+    assert folded(numbered.events) == numbered.events
+
+
 def test_after_a_flush_the_run_goes_on_without_writing_the_refusal_again(numbered: Any) -> None:
     folder = RefusalFolder()
     folder.push(numbered.refused("a", 1))
@@ -77,7 +84,7 @@ def test_after_a_flush_the_run_goes_on_without_writing_the_refusal_again(numbere
     assert [line.count for line in folder.flush()] == [1]
     assert list(folder.flush()) == []
     assert folder.push(numbered.refused("a", 3)) == (None, False)
-    assert [(line.first_step, line.count) for line in folder.flush()] == [(3, 1)]
+    assert [(line.first_step, line.count, line.stopped_passes) for line in folder.flush()] == [(3, 1, 1)]
 
 
 def test_admissions_and_final_refusals_never_fold(numbered: Any) -> None:

@@ -228,6 +228,27 @@ def a_folding_run(folder: Path, simulated: Any) -> Path:
     return folder / "folding.jsonl"
 
 
+def test_a_fold_too_many_in_front_of_a_checkpoint_is_found_there(tmp_path: Path, simulated: Any) -> None:
+    path = a_folding_run(tmp_path, simulated)
+    lines = path.read_bytes().splitlines(keepends=True)
+    fold = next(line for line in lines if b'"refusals_folded"' in line)
+    target = tmp_path / "altered.jsonl"
+    target.write_bytes(b"".join([*lines[:-1], fold, lines[-1]]))
+    report = replay(target)
+    assert report.divergence is not None
+    assert report.divergence.where == f"{target}:{len(lines)}"
+    assert "counts refusals that the replay does not make" in report.divergence.why
+
+
+def test_a_clamped_request_is_clamped_again(tmp_path: Path, simulated: Any) -> None:
+    run = simulated(tmp_path / "run.jsonl", 1)
+    run.add("greedy", tuple(range(100, 150)), 5000)
+    run.play(0, stop_after=20)
+    arrived = next(event for event in run.recorded.events if type(event).__name__ == "RequestArrived")
+    assert arrived.max_new_tokens < arrived.requested_new_tokens == 5000
+    assert replay(tmp_path / "run.jsonl").verdict == "identical"
+
+
 def test_a_hole_makes_the_replay_incomplete(tmp_path: Path, recorded: Any) -> None:
     _, events = recorded(*RUNS[0])
     cut = next(i for i in range(len(events) // 2, len(events)) if type(events[i]).__name__ == "StepCompleted")
