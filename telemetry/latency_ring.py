@@ -27,10 +27,31 @@ def quantile(counts: Counter[int], q: float) -> int | None:
     raise AssertionError("counts changed while they were read")
 
 
+_Quantiles = tuple[float | None, float | None]
+
+
+def _quantiles(counts: Counter[int]) -> _Quantiles:
+    """(median, 99th percentile) in seconds."""
+    return _seconds(quantile(counts, 0.5)), _seconds(quantile(counts, 0.99))
+
+
 class Slot:
     """One second. `at` is its number since the clock's origin."""
 
-    __slots__ = ("at", "gap_count", "gaps", "prefill", "running", "steps", "tokens", "ttft", "ttft_count", "waiting")
+    __slots__ = (
+        "at",
+        "gap_count",
+        "gap_quantiles",
+        "gaps",
+        "prefill",
+        "running",
+        "steps",
+        "tokens",
+        "ttft",
+        "ttft_count",
+        "ttft_quantiles",
+        "waiting",
+    )
 
     def __init__(self, at: int, *, waiting: int, running: int) -> None:
         self.at = at
@@ -43,17 +64,26 @@ class Slot:
         self.steps = 0
         self.waiting = waiting
         self.running = running
+        self.ttft_quantiles: _Quantiles | None = None
+        self.gap_quantiles: _Quantiles | None = None
+
+    def close(self) -> None:
+        """Nothing more will be observed: keep the quantiles, let the observations go."""
+        self.ttft_quantiles, self.gap_quantiles = _quantiles(self.ttft), _quantiles(self.gaps)
+        self.ttft, self.gaps = Counter(), Counter()
 
     def point(self, wall_s: float) -> LatencyPoint:
         """This slot as an answer."""
+        ttft = self.ttft_quantiles or _quantiles(self.ttft)
+        gap = self.gap_quantiles or _quantiles(self.gaps)
         return LatencyPoint(
             t_wall_s=wall_s,
             ttft_count=self.ttft_count,
-            ttft_p50_s=_seconds(quantile(self.ttft, 0.5)),
-            ttft_p99_s=_seconds(quantile(self.ttft, 0.99)),
+            ttft_p50_s=ttft[0],
+            ttft_p99_s=ttft[1],
             tbt_count=self.gap_count,
-            tbt_p50_s=_seconds(quantile(self.gaps, 0.5)),
-            tbt_p99_s=_seconds(quantile(self.gaps, 0.99)),
+            tbt_p50_s=gap[0],
+            tbt_p99_s=gap[1],
             tokens_per_s=self.tokens * 1e9 / SLOT_NS,
             prefill_tokens_per_s=self.prefill * 1e9 / SLOT_NS,
             waiting=self.waiting,
@@ -73,7 +103,10 @@ class LatencyRing:
         at = t_ns // SLOT_NS
         last = self._slots[-1] if self._slots else None
         if last is None or at > last.at:
-            waiting, running = (last.waiting, last.running) if last is not None else (0, 0)
+            waiting = running = 0
+            if last is not None:
+                waiting, running = last.waiting, last.running
+                last.close()
             last = Slot(at, waiting=waiting, running=running)
             self._slots.append(last)
         return last

@@ -263,7 +263,12 @@ def test_a_second_with_very_many_different_values_stays_small() -> None:
         ring.add_ttft(0, at)
     (point,) = ring.points(0, lambda t_ns: t_ns / 1e9)
     assert (point.tbt_count, point.ttft_count) == (40_000, 20_000)
-    assert len(ring.at(0).gaps) == len(ring.at(0).ttft) == 4096
+    slot = ring.at(0)
+    assert len(slot.gaps) == len(slot.ttft) == 4096
+    ring.at(2_000_000_000)
+    assert not slot.gaps
+    assert not slot.ttft
+    assert next(iter(ring.points(2_000_000_000, lambda t_ns: t_ns / 1e9))) == point
 
 
 def test_one_request_is_told_in_full_and_in_sentences() -> None:
