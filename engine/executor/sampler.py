@@ -2,10 +2,10 @@
 
 Random choice is Gumbel-max over the tokens that survive the filters, with noise from an integer hash of
 (seed, position, token id). No generator, no state: a request with a seed gets the same noise whatever its batch peers,
-its slot, or a retraction in between.
+its slot, or a retraction in between. It is done in two exact steps, so that noise is made for hundreds of numbers and
+not for a whole vocabulary: first a block of tokens, weighed by the sum of its probabilities, then a token of it.
 
-Order of the filters: temperature, top_k, then top_p over what top_k left. Tokens that tie with the last survivor
-survive.
+Order of the filters: temperature, top_k, then top_p over the k best. Tokens that tie with the last survivor survive.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ _MASK64: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
-#: Best tokens looked at before a top_p row pays for a full sort.
-_NUCLEUS: Final = 512
+#: Tokens of one block of the two-step draw.
+BLOCK: Final = 256
+#: Best tokens that a top_p row is looked at with first; eight times as many while they do not reach top_p.
+NUCLEUS: Final = 512
+#: Noise of blocks and of tokens comes from different counters.
+_BLOCK_DOMAIN: Final = 0x5851F42D4C957F2D
 
 
 class NonFiniteLogits(ArithmeticError):
@@ -43,22 +47,30 @@ class Sampler:
     def __init__(self, *, vocab_size: int, eos_token_ids: Sequence[int], secret: bytes | None = None) -> None:
         self._eos = tuple(eos_token_ids)
         self._secret = os.urandom(16) if secret is None else secret
-        self._token_keys = _mix(torch.arange(vocab_size, dtype=torch.int64) * _signed(_GOLDEN))
+        self._vocab_size = vocab_size
+        blocks = -(-vocab_size // BLOCK)
+        self._token_keys = _keys(blocks * BLOCK).view(blocks, BLOCK)
+        self._block_keys = _keys(blocks)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[SampledToken, ...]:
         """One token for each row. logits [S, vocab], any float type, not modified; `rows` in the same order.
 
-        Raises NonFiniteLogits, naming the request, when a row's best logit is not finite.
+        Raises NonFiniteLogits, naming the request, when a row's logits hold NaN or +infinity.
         """
         if not rows:
             return ()
-        chosen_from = self._forbid_early_ends(logits, rows)
-        best, tokens = chosen_from.max(dim=-1)
+        allowed = _in_blocks(self._forbid_early_ends(logits, rows))
+        block_best = allowed.amax(dim=-1)
+        best = block_best.amax(dim=-1)
         _check_finite(best, rows)
-        picks: list[int] = tokens.tolist()
-        for i, row in enumerate(rows):
-            if not row.params.is_greedy:
-                picks[i] = self._draw(chosen_from[i].to(torch.float32), row)
+        drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+        picks = [0] * len(rows)
+        if len(drawn) < len(rows):
+            picks = _largest(allowed, block_best)
+        if drawn:
+            subset = allowed if len(drawn) == len(rows) else allowed[drawn]
+            for i, token_id in zip(drawn, self._draw(subset.float(), [rows[i] for i in drawn]), strict=True):
+                picks[i] = token_id
         logprobs = _logprobs(logits, rows, picks)
         return tuple(
             SampledToken(rid=row.rid, token_id=pick, logprobs=logprob)
@@ -74,54 +86,90 @@ class Sampler:
             ends = row.params.stop_token_ids if row.params.ignore_eos else (*self._eos, *row.params.stop_token_ids)
             if ends:
                 masked = logits.clone() if masked is logits else masked
-                masked[i, [end for end in ends if 0 <= end < logits.shape[1]]] = -math.inf
+                masked[i, [end for end in ends if 0 <= end < self._vocab_size]] = -math.inf
         return masked
 
-    def _draw(self, logits: torch.Tensor, row: SamplingRow) -> int:
-        """One random token. logits [vocab] float32."""
-        params = row.params
-        scaled = logits / params.temperature
-        survivors = _survivors(scaled, top_k=params.top_k, top_p=params.top_p)
-        seed = self._seed_of(row.rid) if params.seed is None else params.seed
-        row_key = _mix_int(_mix_int(seed & _MASK64) ^ (row.position & _MASK64))
-        if survivors is None:
-            return int((scaled.double() + _gumbel(self._token_keys, row_key)).argmax())
-        noise = _gumbel(self._token_keys.index_select(0, survivors), row_key)
-        return int(survivors[(scaled.index_select(0, survivors).double() + noise).argmax()])
+    def _draw(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+        """One random token of each row. logits [S, blocks, BLOCK] float32."""
+        params = [row.params for row in rows]
+        scaled = logits / torch.tensor([p.temperature for p in params])[:, None, None]
+        flat = scaled.view(len(rows), -1)
+        filtered = [i for i, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < self._vocab_size]
+        if filtered:
+            subset = flat if len(filtered) == len(rows) else flat[filtered]
+            floors = _floors(subset, [params[i].top_k for i in filtered], [params[i].top_p for i in filtered])
+            every_floor = torch.full((len(rows),), -math.inf)
+            every_floor[filtered] = floors
+            flat.masked_fill_(flat < every_floor[:, None], -math.inf)
+        row_keys = torch.tensor([self._row_key(row) for row in rows])[:, None]
+        weights = (scaled - flat.amax(dim=-1)[:, None, None]).exp_().sum(dim=-1)
+        block = (weights.double().log_() + _gumbel(self._block_keys, row_keys ^ _BLOCK_DOMAIN)).argmax(dim=-1)
+        members = scaled[torch.arange(len(rows)), block].double()
+        offset = (members + _gumbel(self._token_keys.index_select(0, block), row_keys)).argmax(dim=-1)
+        tokens: list[int] = (block * BLOCK + offset).tolist()
+        return tokens
 
-    def _seed_of(self, rid: str) -> int:
-        """The seed of a request that brought none: fixed for this process and this rid, not guessable."""
-        return int.from_bytes(blake2b(rid.encode(), key=self._secret, digest_size=8).digest())
+    def _row_key(self, row: SamplingRow) -> int:
+        """A signed 64-bit key of (seed, position); a request without a seed has one of its own in this process."""
+        seed = row.params.seed
+        if seed is None:
+            seed = int.from_bytes(blake2b(row.rid.encode(), key=self._secret, digest_size=8).digest())
+        return _signed(_mix_int(_mix_int(seed & _MASK64) ^ (row.position & _MASK64)))
 
 
-def _survivors(scaled: torch.Tensor, *, top_k: int, top_p: float) -> torch.Tensor | None:
-    """Token ids that pass top_k and top_p, ascending; None means all. scaled [vocab] float32."""
-    vocab = len(scaled)
-    limits_k, limits_p = 0 < top_k < vocab, top_p < 1.0
-    if not limits_k and not limits_p:
-        return None
-    if not limits_p:
-        floor = scaled.topk(top_k).values[-1]
-        return (scaled >= floor).nonzero().squeeze(1)
-    # Probabilities are shares of what top_k left; ties of the k-th token count.
-    if limits_k:
-        floor = scaled.topk(top_k).values[-1]
-        scaled = scaled.masked_fill(scaled < floor, -math.inf)
-    total = scaled.double().logsumexp(dim=0)
-    count = min(_NUCLEUS, vocab)
-    while True:
-        # Tokens of the best `count`, best first; enough of them when they reach top_p.
-        best = scaled.topk(count).values
-        reached = (best.double() - total).exp().cumsum(dim=0) >= top_p
-        if count == vocab or bool(reached[-1]):
-            break
-        count = vocab
-    # Rounding can leave the sum of all a hair below top_p: then everything stays.
-    last = int(reached.int().argmax()) if bool(reached[-1]) else count - 1
-    floor = best[last]
-    if floor == -math.inf:
-        return scaled.isfinite().nonzero().squeeze(1)
-    return (scaled >= floor).nonzero().squeeze(1)
+def _in_blocks(logits: torch.Tensor) -> torch.Tensor:
+    """[S, vocab] -> [S, blocks, BLOCK]; a last block that is not full is padded with -inf."""
+    if missing := -logits.shape[1] % BLOCK:
+        logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
+    return logits.unflatten(1, (-1, BLOCK))
+
+
+def _largest(logits: torch.Tensor, block_best: torch.Tensor) -> list[int]:
+    """The first largest token of each row: much faster in two steps than argmax over the vocabulary.
+
+    logits [S, blocks, BLOCK], block_best [S, blocks]
+    """
+    block = block_best.argmax(dim=-1)
+    offset = logits[torch.arange(len(logits)), block].argmax(dim=-1)
+    tokens: list[int] = (block * BLOCK + offset).tolist()
+    return tokens
+
+
+def _floors(scaled: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
+    """The smallest logit that survives in each row, [S]; -inf where all do. scaled [S, vocab] float32.
+
+    A row's floor depends on its own values only: sums run best first, one after another, however many are looked at.
+    """
+    vocab = scaled.shape[1]
+    limits = torch.tensor([k if 0 < k < vocab else vocab for k in top_k])
+    shares = torch.tensor(top_p, dtype=torch.float64)
+    count = max((k for k in top_k if k < vocab), default=0)
+    if min(top_p) < 1.0:
+        count = max(count, NUCLEUS)
+    count = min(max(count, 1), vocab)
+    floors = torch.full((len(scaled),), -math.inf)
+    open_rows = torch.arange(len(scaled))
+    while len(open_rows):
+        rows = scaled if len(open_rows) == len(scaled) else scaled.index_select(0, open_rows)
+        best = rows.topk(count, dim=-1).values
+        limit, share = limits[open_rows], shares[open_rows]
+        reach = (best - best[:, :1]).double().exp_().cumsum(dim=-1)
+        last = limit.clamp(max=count)[:, None] - 1
+        total = reach.gather(1, last).squeeze(1)
+        if bool(((limit == vocab) & (share < 1.0)).any()):
+            everything = (rows - best[:, :1]).exp_().sum(dim=-1, dtype=torch.float64)
+            total = torch.where(limit == vocab, everything, total)
+        # Rows whose share is reached among those looked at; a share of 1 means: as far as top_k goes.
+        enough = (reach >= (share * total)[:, None]) & (torch.arange(count) <= last)
+        found = enough.any(dim=-1) & (share < 1.0)
+        place = torch.where(found, enough.int().argmax(dim=-1), last.squeeze(1))
+        done = found | (limit <= count) | (share == 1.0)
+        floor = best.gather(1, place[:, None]).squeeze(1)
+        # Neither filter binds: everything survives.
+        floors[open_rows[done]] = floor.masked_fill_(~found & (limit == vocab), -math.inf)[done]
+        open_rows = open_rows[~done]
+        count = min(vocab, count * 8)
+    return floors
 
 
 def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], picks: Sequence[int]) -> list[TokenLogprobs | None]:
@@ -150,9 +198,14 @@ def _check_finite(best: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
         raise NonFiniteLogits(f"{where}: the best logit is {best[i].item()}; a finite number is needed")
 
 
-def _gumbel(token_keys: torch.Tensor, row_key: int) -> torch.Tensor:
-    """Standard Gumbel noise of each token for one row, float64. token_keys [n] int64."""
-    bits = _mix(token_keys ^ _signed(row_key))
+def _keys(count: int) -> torch.Tensor:
+    """Well-mixed 64-bit keys of the integers below `count`, [count] int64."""
+    return _mix(torch.arange(count, dtype=torch.int64) * _signed(_GOLDEN))
+
+
+def _gumbel(keys: torch.Tensor, row_keys: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, [S, n] float64. keys [n] or [S, n] int64, row_keys [S, 1] int64."""
+    bits = _mix(keys ^ row_keys)
     # 53 random bits to the middle of their cell in (0, 1): neither logarithm meets 0.
     uniform = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
     return uniform.log_().neg_().log_().neg_()

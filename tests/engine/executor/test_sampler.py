@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.executor import sampler as module
 from engine.executor.base import SamplingRow
-from engine.executor.sampler import NonFiniteLogits, Sampler, _gumbel, _mix, _mix_int, _signed, _survivors
+from engine.executor.sampler import NonFiniteLogits, Sampler, _floors, _gumbel, _keys, _mix, _mix_int, _signed
 from engine.sampling_params import SamplingParams
 
 VOCAB = 64
@@ -66,10 +66,8 @@ def test_frequencies_over_seeds_and_over_requests_without_seed() -> None:
 
 
 def test_noise_is_gumbel_and_not_correlated_along_any_axis() -> None:
-    keys = _mix(torch.arange(4096, dtype=torch.int64) * _signed(module._GOLDEN))
-    noise = torch.stack(
-        [_gumbel(keys, _mix_int(_mix_int(seed) ^ position)) for seed in (0, 1) for position in range(40)]
-    )
+    row_keys = [_signed(_mix_int(_mix_int(seed) ^ position)) for seed in (0, 1) for position in range(40)]
+    noise = _gumbel(_keys(4096), torch.tensor(row_keys)[:, None])
     assert noise.isfinite().all()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
@@ -135,37 +133,39 @@ def test_two_samplers_without_a_given_secret_differ() -> None:
 
 
 def plain_survivors(logits: list[float], top_k: int, top_p: float) -> set[int]:
-    """The definition in plain Python: best first, at most top_k, until top_p is reached; ties of the last stay."""
+    """The definition in plain Python: the k best, of those the fewest that reach top_p; ties of the last stay."""
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
-    kept = order
-    if 0 < top_k < len(order):
-        kept = [i for i in order if logits[i] >= logits[order[top_k - 1]]]
+    kept = order[:top_k] if top_k else order
     total = math.fsum(math.exp(logits[i]) for i in kept)
     reached, last = 0.0, kept[-1]
-    for i in kept:
+    for i in kept if top_p < 1.0 else ():
         reached += math.exp(logits[i]) / total
         if reached >= top_p:
             last = i
             break
-    return {i for i in kept if logits[i] >= logits[last]}
+    return {i for i in order if logits[i] >= logits[last]}
+
+
+#: Multiples of 1/8: ties are frequent, and sums far enough from top_p not to hang on rounding.
+VALUES = st.integers(-40, 40).map(lambda n: n / 8)
+ROWS = st.integers(2, 40).flatmap(lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=4))
 
 
 @given(
-    # Multiples of 1/8: ties are frequent, and sums far enough from top_p not to hang on rounding.
-    logits=st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=2, max_size=40),
-    top_k=st.integers(0, 45),
-    top_p=st.sampled_from([0.013, 0.317, 0.771, 0.953, 1.0]),
+    rows=ROWS,
+    top_k=st.lists(st.integers(0, 45), min_size=4, max_size=4),
+    top_p=st.lists(st.sampled_from([0.013, 0.317, 0.771, 0.953, 1.0]), min_size=4, max_size=4),
     nucleus=st.sampled_from([1, 3, 512]),
 )
-@settings(max_examples=300)
-def test_survivors_equal_the_plain_definition(logits: list[float], top_k: int, top_p: float, nucleus: int) -> None:
+@settings(max_examples=200)
+def test_survivors_equal_the_plain_definition(
+    rows: list[list[float]], top_k: list[int], top_p: list[float], nucleus: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_NUCLEUS", nucleus)
-        got = _survivors(torch.tensor(logits), top_k=top_k, top_p=top_p)
-    everything = set(range(len(logits)))
-    assert (everything if got is None else set(got.tolist())) == (
-        everything if top_p == 1.0 and not 0 < top_k < len(logits) else plain_survivors(logits, top_k, top_p)
-    )
+        patch.setattr(module, "NUCLEUS", nucleus)
+        floors = _floors(torch.tensor(rows), top_k[: len(rows)], top_p[: len(rows)]).tolist()
+    for values, k, p, floor in zip(rows, top_k, top_p, floors, strict=False):
+        assert {i for i, value in enumerate(values) if value >= floor} == plain_survivors(values, k, p)
 
 
 def test_only_survivors_are_drawn_and_all_of_them() -> None:
@@ -177,11 +177,34 @@ def test_only_survivors_are_drawn_and_all_of_them() -> None:
     assert set(draw(logits, SamplingParams(top_k=1, temperature=2.0), 50)) == {19}
 
 
-def test_a_flat_nucleus_wider_than_the_first_look_is_found() -> None:
-    logits = torch.cat((torch.zeros(2000), torch.full((1000,), -30.0)))
-    got = _survivors(logits, top_k=0, top_p=0.9)
-    assert got is not None
-    assert set(got.tolist()) == set(range(2000)), "the nucleus of equal tokens is all of them: ties stay"
+def test_a_nucleus_wider_than_the_first_look_is_found() -> None:
+    logits = torch.cat((torch.arange(6000.0) / -6000, torch.full((4000,), -30.0)))
+    order = plain_survivors(logits.tolist(), 0, 0.9)
+    (floor,) = _floors(logits[None], [0], [0.9]).tolist()
+    assert 5000 < len(order) < 6000
+    assert {i for i, value in enumerate(logits.tolist()) if value >= floor} == order
+
+
+def test_blocks_are_drawn_by_their_weight() -> None:
+    """Across the two steps: a vocabulary of several blocks, the last one not full, and few likely tokens in each."""
+    logits = torch.full((700,), -20.0)
+    likely = {3: 1.0, 255: 2.0, 256: 0.5, 511: 1.5, 512: 1.0, 699: 2.0}
+    for token_id, logit in likely.items():
+        logits[token_id] = logit
+    count = 20_000
+    drawn = draw(logits, SamplingParams(seed=11), count)
+    want = {token_id: count * float(logits.softmax(-1)[token_id]) for token_id in likely}
+    assert set(drawn) <= set(likely)
+    # Five degrees of freedom: 20.5 is passed once in a thousand.
+    assert sum((drawn[i] - n) ** 2 / n for i, n in want.items()) < 20.5
+
+
+def test_the_largest_of_a_wide_vocabulary_is_the_first_one() -> None:
+    logits = torch.zeros(2, 700)
+    logits[0, [300, 301, 699]] = 4.0
+    logits[1, 699] = 1.0
+    tokens = sampler(700).sample(logits, [row(SamplingParams(temperature=0.0))] * 2)
+    assert [t.token_id for t in tokens] == [300, 699]
 
 
 def test_end_tokens_wait_for_min_new_tokens() -> None:
