@@ -1,0 +1,189 @@
+"""The whole engine under random arrivals, aborts, allocation misses and executor failures, in random configurations.
+
+After every step the state is checked from scratch, the invariant checker audits it, and the stub model notices any read
+of memory that was not written for that very prefix. At the end everything drains in bounded time and nothing is held.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.config import EngineConfig, Policy
+from engine.errors import RefusalCause, RequestRefused
+from engine.events import RecordingSink, StepPlanned
+from engine.llm_engine import TokenOutput
+from invariants import InvariantChecker
+from tests.engine.stub_model import StubRun
+from tests.stateful.effort import effort
+from tests.stateful.laws import check_state
+
+#: Steps without a token, a computed piece or an end, while somebody is unfinished.
+IDLE_BOUND = 8
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> EngineConfig:
+    """Small pools, every policy, chunking off, tight or wide."""
+    page_size = draw(st.sampled_from([1, 2, 16, 64]))
+    radix = draw(st.booleans())
+    policies = [policy for policy in Policy if radix or policy is not Policy.SHORTEST_PREFILL_FIRST]
+    chunk = draw(st.sampled_from([None, page_size, 3 * page_size, 3 * page_size + 1, 4096]))
+    priorities = draw(st.booleans())
+    scheduler = {
+        "schedule_policy": draw(st.sampled_from(policies)),
+        "chunked_prefill_size": chunk,
+        "max_prefill_tokens": draw(st.sampled_from([8, 64, 8192])),
+        "max_running_requests": draw(st.integers(1, 6)),
+        "prefill_max_requests": draw(st.sampled_from([None, None, 1, 2])),
+        "enable_mixed_chunk": draw(st.booleans()),
+        "schedule_conservativeness": draw(st.sampled_from([0.01, 0.3, 1.0, 2.0])),
+        "clip_max_new_tokens": draw(st.sampled_from([1, 8, 4096])),
+        "enable_priority_scheduling": priorities,
+        "enable_priority_preemption": priorities and draw(st.booleans()),
+        "priority_preemption_threshold": 0,
+    }
+    pages = draw(st.integers(3, 8) if page_size == 64 else st.integers(3, 40))
+    cache = {"page_size": page_size, "num_pages": pages, "enable_radix": radix}
+    return EngineConfig.model_validate({"scheduler": scheduler, "cache": cache, "executor": {"kind": "simulated"}})
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.serial = 0
+        self.idle = 0
+        self.progress: Any = None
+
+    @initialize(config=configurations())
+    def build(self, config: EngineConfig) -> None:
+        self.config = config
+        self.sink = RecordingSink()
+        self.checker = InvariantChecker(progress_steps=4 * IDLE_BOUND)
+        self.box = StubRun(config, self.sink, self.checker)
+        self.aborted: set[str] = set()
+
+    @rule(
+        family=st.integers(0, 2),
+        share=st.integers(0, 90),
+        own=st.integers(0, 60),
+        max_new=st.sampled_from([1, 2, 3, 7, 20, 60, 500]),
+        ignore_eos=st.booleans(),
+        stop=st.sampled_from([(), (), (40, 41, 42)]),
+        minimum=st.sampled_from([0, 0, 5]),
+        priority=st.sampled_from([None, 0, 1, 9]),
+    )
+    def add(
+        self,
+        *,
+        family: int,
+        share: int,
+        own: int,
+        max_new: int,
+        ignore_eos: bool,
+        stop: Any,
+        minimum: int,
+        priority: Any,
+    ) -> None:
+        """Requests of a family share a beginning."""
+        self.serial += 1
+        rid = f"r{self.serial}"
+        prompt = [32 + (family * 7 + i * i) % 90 for i in range(share)]
+        prompt += [33 + (self.serial * 31 + i * 17) % 90 for i in range(own)]
+        before = len(self.box.state.requests)
+        largest = self.box.engine.scheduler.largest_output(len(prompt))
+        try:
+            self.box.add(
+                rid,
+                prompt,
+                max_new,
+                ignore_eos=ignore_eos and self.config.cache.enable_radix,
+                stop_token_ids=stop,
+                min_new_tokens=min(minimum, max_new),
+                priority=priority,
+            )
+        except RequestRefused as refusal:
+            expected = RefusalCause.INVALID if not prompt else RefusalCause.NEVER_FITS
+            assert refusal.cause is expected
+            assert not prompt or largest < 1
+            assert len(self.box.state.requests) == before == len(self.box.engine.tokens)
+
+    @precondition(lambda self: self.box.state.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        rid = data.draw(st.sampled_from(sorted(self.box.state.requests)))
+        self.aborted.add(rid)
+        assert self.box.engine.abort_request(rid, "test")
+        assert not self.box.engine.abort_request(rid)
+
+    @rule()
+    def miss_the_next_allocation(self) -> None:
+        left = [True]
+        self.box.kv.allocation_fault = lambda _kind: bool(left) and left.pop()
+
+    @rule()
+    def fail_the_next_step(self) -> None:
+        self.box.model.fail_next = True
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    def _step(self) -> list[TokenOutput]:
+        seen = len(self.sink.events)
+        live = set(self.box.state.requests)
+        outputs = self.box.step()
+        assert not self.box.engine.is_dead
+        planned = [event for event in self.sink.events[seen:] if isinstance(event, StepPlanned)]
+        for plan in planned:
+            self._check_plan(plan)
+        check_state(self.box.state)
+        assert self.checker.audit(self.box.engine.snapshot())
+        moved = bool(outputs) or any(plan.prefills or plan.decodes for plan in planned)
+        missed = any(plan.claim_failed for plan in planned)
+        self.idle = 0 if moved or missed or not live else self.idle + 1
+        assert self.idle <= IDLE_BOUND, f"{self.idle} steps without progress; waiting for {sorted(live)}"
+        return outputs
+
+    def _check_plan(self, plan: StepPlanned) -> None:
+        assert all(row.extend_len > 0 for row in plan.prefills)
+        middle = {row.rid for row in plan.prefills if not row.is_last}
+        assert len(middle) <= 1
+        assert not middle & set(plan.sampling)
+        assert len(set(plan.sampling)) == len(plan.sampling)
+        batch = [row.rid for row in plan.prefills] + list(plan.decodes)
+        assert len(set(batch)) == len(batch) <= self.config.scheduler.max_running_requests
+        assert set(plan.sampling) == set(batch) - middle
+        victims = {victim.rid for victim in plan.retractions} | set(plan.preempted)
+        assert not victims & set(batch), "scheduled and retracted in one step"
+
+    @invariant()
+    def state_is_whole(self) -> None:
+        if hasattr(self, "box"):
+            check_state(self.box.state)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "box"):
+            return
+        box = self.box
+        box.kv.allocation_fault = None
+        box.model.fail_next = False
+        work = sum(len(r.prompt_ids) + box.limits[rid] for rid, r in box.requests.items())
+        for _ in range(20 + 10 * work):
+            if not box.engine.has_work:
+                break
+            self._step()
+        box.assert_nothing_held()
+        for rid in box.requests:
+            box.assert_right_tokens(rid)
+            end = box.end(rid)
+            assert end is not None
+            assert (end[0] == "abort") == (rid in self.aborted)
+        assert self.checker.total_violations == 0
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = effort(100)
