@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from engine.errors import ModelFormatError
+from engine.models.gguf_file import GgufFile
 from engine.text.hf_tokenizer import HfTokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -22,15 +23,8 @@ _BOS_BY_DEFAULT: Final = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 def tokenizer_from_gguf(path: Path) -> HfTokenizer:
     """Tokenizer of a GGUF file; raises ModelFormatError for a missing file or a kind that is not supported."""
-    import gguf
-
-    try:
-        fields = gguf.GGUFReader(path).fields
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise ModelFormatError(f"{path}: not a readable GGUF file: {error}") from error
-    return tokenizer_from_metadata(
-        {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}, source=str(path)
-    )
+    with GgufFile(path) as file:
+        return tokenizer_from_metadata(file.metadata, source=str(path))
 
 
 def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfTokenizer:
@@ -42,11 +36,13 @@ def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfToken
     if (kind := get("model")) != "gpt2":
         raise ModelFormatError(f"{source}: tokenizer.ggml.model={kind!r} is not supported; supported: 'gpt2'")
     tokens, merges = get("tokens"), get("merges")
-    if not tokens or merges is None:
-        raise ModelFormatError(f"{source}: tokenizer.ggml.tokens and tokenizer.ggml.merges are needed")
+    if not _is_list_of(tokens, str) or not tokens or not _is_list_of(merges, str):
+        raise ModelFormatError(f"{source}: tokenizer.ggml.tokens and tokenizer.ggml.merges are needed, as texts")
+    kinds = get("token_type") or [1] * len(tokens)
+    if not _is_list_of(kinds, int) or len(kinds) != len(tokens):
+        raise ModelFormatError(f"{source}: tokenizer.ggml.token_type must hold {len(tokens)} integers, one per token")
     pre = get("pre", "gpt-2")
     backend = _pipeline(tokens, merges, pre, source)
-    kinds = get("token_type") or [1] * len(tokens)
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)
@@ -54,14 +50,19 @@ def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfToken
     ]
     backend.add_tokens(added)
     bos = get("bos_token_id")
+    template = metadata.get("tokenizer.chat_template")
     return HfTokenizer(
         backend,
         eos_token_ids=[i for i in (get("eos_token_id"), get("eot_token_id")) if i is not None],
         bos_token_id=bos,
         prefix_ids=[bos] if bos is not None and get("add_bos_token", pre in _BOS_BY_DEFAULT) else [],
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template if isinstance(template, str) else None,
         source=source,
     )
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _pipeline(tokens: list[str], merges: list[str], pre: str, source: str) -> tokenizers.Tokenizer:

@@ -18,6 +18,20 @@ def serve_module() -> Iterator[Serve]:
     yield from _servers()
 
 
+@pytest.fixture(scope="module")
+def shared(serve_module: Serve) -> Serve:
+    """Like `serve_module`, but the same options give the same server; tests that use it look at answers only."""
+    servers: dict[str, LiveServer] = {}
+
+    def get(**options: Any) -> LiveServer:
+        key = repr(sorted(options.items()))
+        if key not in servers:
+            servers[key] = serve_module(**options)
+        return servers[key]
+
+    return get
+
+
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     yield from _servers()

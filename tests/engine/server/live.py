@@ -59,9 +59,9 @@ class GatedExecutor(SimulatedExecutor):
 class ScriptedExecutor(SimulatedExecutor):
     """Answers a fixed list of tokens, by output index; the last one for ever."""
 
-    def __init__(self, config: EngineConfig, script: Sequence[int]) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self.script = script
+        self.script: Sequence[int] = (0,)
 
     def execute(self, batch: ForwardBatch) -> StepResult:
         tokens = []

@@ -26,6 +26,13 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
+def scripted(shared: Any, script: list[int], **options: Any) -> Any:
+    """A server whose model says `script`."""
+    live = shared(make_executor=ScriptedExecutor, **options)
+    live.executor.script = script
+    return live
+
+
 # --- FR-25 ------------------------------------------------------------------------------------------------------------
 
 
@@ -82,8 +89,10 @@ def test_fr_25_an_id_is_reused_after_an_end_and_after_a_cancel(serve: Any) -> No
 @pytest.mark.parametrize(
     "options", ["absent", {}, {"include_usage": False}, {"include_usage": None}, {"include_usage": True}]
 )
-def test_fr_40_usage_comes_once_at_the_end_and_only_when_asked_for(serve: Any, path: str, n: int, options: Any) -> None:
-    live = serve()
+def test_fr_40_usage_comes_once_at_the_end_and_only_when_asked_for(
+    shared: Any, path: str, n: int, options: Any
+) -> None:
+    live = shared()
     ask = {"max_tokens": 9, "n": n, "seed": 5, "ignore_eos": True}
     whole = live.post(path, **ask).json()
     extra = {} if options == "absent" else {"stream_options": options}
@@ -199,7 +208,7 @@ def combination(chunked: bool, mixed: bool) -> dict[str, Any]:
     ],
 )
 def test_fr_42_max_tokens_at_its_edges(
-    serve: Any,
+    shared: Any,
     script: list[int],
     ask: dict[str, Any],
     text: str,
@@ -208,7 +217,7 @@ def test_fr_42_max_tokens_at_its_edges(
     chunked: bool,
     mixed: bool,
 ) -> None:
-    live = serve(make_executor=lambda config: ScriptedExecutor(config, script), **combination(chunked, mixed))
+    live = scripted(shared, script, **combination(chunked, mixed))
     prompt = [50] * 40
     alone = live.post(prompt=prompt, **ask).json()
     # Eight at once, two rows: the paths of a full engine.
@@ -252,9 +261,9 @@ def test_fr_42_zero_is_refused(serve: Any) -> None:
         pytest.param("aXbXc", {"stop": ["X"], "min_tokens": 3}, "aXb", "stop", id="min_tokens"),
     ],
 )
-def test_fr_43_stop_strings_over_http(serve: Any, text: str, ask: dict[str, Any], expected: str, finish: str) -> None:
+def test_fr_43_stop_strings_over_http(shared: Any, text: str, ask: dict[str, Any], expected: str, finish: str) -> None:
     script = list(text.encode())
-    live = serve(make_executor=lambda config: ScriptedExecutor(config, script))
+    live = scripted(shared, script)
     ask = {"max_tokens": 50, "prompt": "the prompt says STOP", **ask}
     whole = live.post(**ask).json()
     assert (whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == (expected, finish)
@@ -270,10 +279,10 @@ def test_fr_43_stop_strings_over_http(serve: Any, text: str, ask: dict[str, Any]
 
 @pytest.mark.parametrize("text", ["👩‍👩‍👧‍👦 日本語", "مرحبا", "e\u0301\ufffdz"])
 @pytest.mark.parametrize("cut", [0, 1])
-def test_fr_44_streamed_characters_equal_the_whole_answer(serve: Any, text: str, cut: int) -> None:
+def test_fr_44_streamed_characters_equal_the_whole_answer(shared: Any, text: str, cut: int) -> None:
     script = list(text.encode())
     count = len(script) - cut
-    live = serve(make_executor=lambda config: ScriptedExecutor(config, script))
+    live = scripted(shared, script)
     expected = bytes(script[:count]).decode("utf-8", "replace")
     whole = live.post(max_tokens=count).json()
     events = events_of(live.post(max_tokens=count, stream=True))

@@ -155,7 +155,7 @@ def test_malformed_files_are_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     broken = tmp_path / "model.gguf"
     broken.write_bytes(b"GGUFnot really")
-    with pytest.raises(ModelFormatError, match="not a readable GGUF file"):
+    with pytest.raises(ModelFormatError, match="GGUF"):
         load_tokenizer(broken)
 
 
@@ -197,6 +197,8 @@ def test_every_named_pre_tokenizer_round_trips(pre: str) -> None:
         ({"pre": "tekken"}, "tokenizer.ggml.pre='tekken' is not supported"),
         ({"tokens": None}, "tokenizer.ggml.tokens"),
         ({"merges": ["zz yy"]}, "tokenizer.ggml.merges do not fit"),
+        ({"token_type": [3]}, "tokenizer.ggml.token_type must hold 258"),
+        ({"tokens": [1, 2]}, "as texts"),
     ],
 )
 def test_gguf_metadata_that_cannot_be_used_is_named(changes: dict[str, object], message: str) -> None:
