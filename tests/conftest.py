@@ -33,7 +33,8 @@ def _refused_skips(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A refused skip turns a green run red."""
-    if _refused_skips(session.config) and session.exitstatus == pytest.ExitCode.OK:
+    ends_green = session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
+    if ends_green and _refused_skips(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

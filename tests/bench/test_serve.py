@@ -14,10 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import local
 import pytest
 import serve
 
 from telemetry.demo.stream_client import StreamRecord
+from telemetry.ports import bind_listener
 
 SCRIPT = Path(serve.__file__)
 
@@ -247,3 +249,22 @@ def test_the_script_runs_from_any_folder(server: tuple[str, Behaviour], tmp_path
         cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     assert json.loads(done.stdout)["output_tokens"] == 8 * 128
+
+
+def test_local_starts_measures_and_stops_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workload", "W5", "--warmup", "0", "--", "--executor.kind", "simulated", "--model.name", "made-up"]
+    # The made-up vocabulary has 512 ids, so every prompt is refused: the way there and back is what is tested.
+    assert local.main(flags) == 1
+    out, err = capsys.readouterr()
+    line = json.loads(out)
+    assert (line["model"], line["requests"], line["failed"]) == ("made-up", 8, 8)
+    assert "HTTP 400" in err
+    assert "CPUs" in err
+    port = int(line["base_url"].rpartition(":")[2])
+    with bind_listener("127.0.0.1", port):
+        pass  # nobody is left on the port
+
+
+def test_local_says_why_a_server_did_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert local.main(["--", "--cache.page-size", "0"]) == 2
+    assert "--cache.page-size" in capsys.readouterr().err
