@@ -215,13 +215,14 @@ def refusal_of(row: PassRow) -> Refusal | None:
 def ledger_segments(row: PassRow) -> pd.DataFrame:
     """How one pass spent each ledger, as stacked intervals [start, end) in tokens.
 
-    kind  decode rows | continuation | admission | left | overdraft. A ledger without a limit has no rows. Overdrafts
-    lie beyond the limit: the ledger went below zero and says so.
+    kind  decode rows | continuation | admission | left | overdraft. A ledger without a limit, or with none above zero,
+    has no rows. Overdrafts lie beyond the limit: the ledger went below zero and says so.
     """
     rows: list[tuple[str, str, str, str, float, float, float, float, int]] = []
     for name in LEDGERS:
         limit = _ledger(row.limits, name)
-        if limit is None:
+        if limit is None or limit <= 0:
+            # An over-promised pool has nothing to show a share of; the numbers below the chart tell it.
             continue
         title = LEDGER_TITLES[name]
         at = 0.0

@@ -41,7 +41,7 @@ def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
     Raises ValueError for a URL that is not http or https.
     """
-    parser = argparse.ArgumentParser(prog="dashboard", add_help=False)
+    parser = argparse.ArgumentParser(prog="dashboard", add_help=False, allow_abbrev=False)
     parser.add_argument("--url", default=environment.get(ENV_URL) or DEFAULT_URL)
     url: str = parser.parse_known_args(arguments)[0].url.rstrip("/")
     parts = urlsplit(url)

@@ -1,0 +1,275 @@
+"""The page in a real browser: it lives, it keeps what a person chose, it says when it is old, and it asks nobody else.
+
+ADMITSCOPE_BROWSER_URL points the tests that need no control over the engine at the page of a real one. Screenshots go to
+ADMITSCOPE_ARTIFACTS, else to ./artifacts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
+
+from browser import CHROMIUM, Browser, Visit, chromium, streamlit
+from fake_engine import FakeEngine, FakeServer, Ticker, warmed
+from playwright.sync_api import expect
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM}): apt-get install chromium"),
+]
+
+REAL_PAGE = os.environ.get("ADMITSCOPE_BROWSER_URL")
+
+Visitor = Callable[..., Visit]
+
+
+@dataclass
+class Stage:
+    """A page and the made-up engine behind it; the engine is None for a real page."""
+
+    url: str
+    engine: FakeEngine | None = None
+    engine_url: str = ""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A living page: the real one when it is named, else one on a made-up engine under load."""
+    if REAL_PAGE:
+        yield Stage(REAL_PAGE.rstrip("/"))
+        return
+    engine = warmed(600)
+    log = tmp_path_factory.mktemp("page") / "streamlit.txt"
+    with FakeServer(engine) as server, Ticker(engine), streamlit(server.url, log) as url:
+        yield Stage(url, engine, server.url)
+
+
+@pytest.fixture
+def visitor(browser: Browser) -> Iterator[Visitor]:
+    """Opens a browser window; every window that was opened is judged at the end."""
+    visits: list[Visit] = []
+    contexts = []
+
+    def enter(width: int = 1440, height: int = 900, scheme: str = "light") -> Visit:
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        visits.append(Visit(context.new_page()))
+        return visits[-1]
+
+    yield enter
+    try:
+        for visit in visits:
+            visit.clean()
+    finally:
+        for context in contexts:
+            context.close()
+
+
+def test_the_page_loads_and_its_numbers_advance(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url)
+    first = visit.step()
+    second = visit.wait_for_step_after(first)
+    visit.wait_for_step_after(second)
+    expect(visit.page.get_by_test_id("data-age")).to_contain_text("data is")
+    assert visit.page.evaluate("document.documentElement.dataset.admitscope") == "live"
+
+
+def test_each_waiting_request_shows_its_reason(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url)
+    row = visit.page.locator(".st-key-queue tbody tr[data-id]").first
+    row.wait_for()
+    assert row.locator("td.pill").inner_text().strip()
+    expect(row.locator("td.bar")).to_contain_text("s")
+
+
+def test_choice_filter_order_and_view_survive_refreshes(stage: Stage, visitor: Visitor) -> None:
+    if stage.engine is None:
+        pytest.skip("needs an engine whose queue never empties")
+    visit = visitor()
+    visit.open(stage.url)
+    table = visit.page.locator(".st-key-queue")
+    row = table.locator("tbody tr[data-id]").nth(4)
+    rid = row.get_attribute("data-id")
+    row.click()
+    expect(visit.page.locator("ol.explain")).to_contain_text(f"{rid} came with a prompt of")
+    box = table.locator("input[type=search]")
+    box.fill("order")
+    table.get_by_role("button", name="Age").click()
+    step = visit.step()
+    for _ in range(5):
+        step = visit.wait_for_step_after(step)
+    expect(box).to_have_value("order")
+    expect(table.locator("th[aria-sort=descending]")).to_contain_text("Age")
+    expect(table.locator(".note")).to_contain_text("match")
+    expect(visit.page.locator("ol.explain")).to_contain_text(f"{rid} came with a prompt of")
+    visit.show("K/V pages")
+    visit.page.locator("canvas[data-pages]").wait_for()
+    visit.show("Now")
+    expect(box).to_have_value("order")
+    visit.page.reload()
+    expect(visit.page.locator(".st-key-queue tbody tr[data-id]").first).to_be_visible()
+
+
+def test_a_view_has_an_address_of_its_own(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url)
+    visit.show("Admission")
+    visit.page.wait_for_url("**view=admission*")
+    visit.page.get_by_text("Tokens computed in the last steps").wait_for()
+    visit.page.reload()
+    visit.page.get_by_text("Tokens computed in the last steps").wait_for()
+
+
+def test_a_picked_pass_is_held_while_newer_ones_are_made(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url, "admission")
+    row = visit.page.locator(".st-key-passes tbody tr[data-id]").nth(3)
+    row.wait_for()
+    row.click()
+    held = visit.page.locator(".st-key-passes tr[aria-selected=true]")
+    held.wait_for()
+    heading = visit.page.get_by_role("heading", name="Candidates of step")
+    visit.page.get_by_role("button", name="Follow the newest pass again").wait_for()
+    text = heading.inner_text()
+    visit.wait_for_step_after(visit.wait_for_step_after(visit.step()))
+    expect(heading).to_have_text(text)
+    expect(visit.page.locator(".st-key-candidates tbody tr[data-id]").first).to_be_visible()
+    visit.page.get_by_role("button", name="Follow the newest pass again").click()
+    expect(heading).not_to_have_text(text)
+
+
+def test_the_map_draws_pages_and_a_click_names_their_owner(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url, "kv")
+    canvas = visit.page.locator("canvas[data-pages]")
+    canvas.wait_for()
+    painted = canvas.evaluate(
+        """canvas => {
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            const seen = new Set();
+            for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data.slice(i, i + 3).join());
+            return seen.size;
+        }"""
+    )
+    assert painted >= 3
+    size, columns = int(canvas.get_attribute("data-size")), int(canvas.get_attribute("data-columns"))
+    page = 1 if stage.engine is None else stage.engine.nodes["node:1"][0]
+    canvas.click(position={"x": page % columns * size + size // 3, "y": page // columns * size + size // 3})
+    sentence = visit.page.locator(".st-key-page_owner")
+    expect(sentence).to_contain_text(f"Page {page} is ")
+    if stage.engine is not None:
+        expect(sentence).to_contain_text("it belongs to node 1, a shared prefix of 24 pages")
+    visit.page.get_by_text("By owner", exact=True).click()
+    expect(visit.page.locator(".st-key-page_map .key")).to_contain_text("free")
+    canvas.press("ArrowRight")
+    expect(visit.page.locator(".st-key-page_map figcaption")).to_contain_text(f"page {page + 1} ")
+
+
+def test_a_request_is_explained_by_hand_typed_id_and_by_click(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url, "requests")
+    row = visit.page.locator(".st-key-requests_finished tbody tr[data-id]").first
+    row.wait_for()
+    rid = row.get_attribute("data-id")
+    row.click()
+    expect(visit.page.locator("ol.explain li").first).to_be_visible()
+    expect(visit.page.get_by_role("heading", name=f"Why {rid}")).to_be_visible()
+    visit.page.get_by_text("Where its time to first token went").wait_for()
+    # An open list must not be closed under a person's hands by a refresh.
+    chosen = visit.page.locator(".st-key-rid_box input")
+    chosen.click()
+    options = visit.page.get_by_role("option")
+    options.first.wait_for()
+    visit.wait_for_step_after(visit.wait_for_step_after(visit.step()))
+    expect(options.first).to_be_visible()
+    chosen.fill("no-such-request")
+    chosen.press("Enter")
+    visit.page.get_by_text("The engine does not know no-such-request").wait_for()
+
+
+def test_pause_stops_every_panel_and_resuming_continues(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url)
+    pause = visit.page.locator(".st-key-paused label").first
+    pause.click()
+    expect(visit.page.get_by_test_id("data-age")).to_contain_text("paused at")
+    step = visit.step()
+    visit.show("Admission")
+    visit.page.locator(".st-key-passes tbody tr[data-id]").first.wait_for()
+    visit.show("Now")
+    visit.page.locator(".st-key-queue").wait_for()
+    assert visit.step() == step
+    pause.click()
+    visit.wait_for_step_after(step)
+
+
+def test_a_gone_engine_is_said_aloud_and_its_return_needs_no_reload(visitor: Visitor, tmp_path: Path) -> None:
+    if REAL_PAGE:
+        pytest.skip("needs an engine that may be stopped")
+    engine = warmed(200)
+    with FakeServer(engine) as server:
+        port, engine_url = server.port, server.url
+        with streamlit(engine_url, tmp_path / "streamlit.txt") as url:
+            visit = visitor()
+            visit.open(url)
+            server.__exit__()
+            banner = visit.page.locator(".banner")
+            expect(banner).to_contain_text("The engine does not answer. Last contact ")
+            visit.page.wait_for_function("document.documentElement.dataset.admitscope === 'old'")
+            expect(visit.page.locator(".fresh.old")).to_be_visible()
+            visit.picture("page-engine-gone-1440x900")
+            with FakeServer(engine, port):
+                engine.tick()
+                expect(banner).to_be_hidden()
+                visit.page.wait_for_function("document.documentElement.dataset.admitscope === 'live'")
+
+
+def test_a_page_whose_dashboard_died_does_not_look_alive(browser: Browser, tmp_path: Path) -> None:
+    if REAL_PAGE:
+        pytest.skip("needs a dashboard that may be stopped")
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    try:
+        # The lost web socket is an error in the console, rightly: this visit is not judged.
+        visit = Visit(context.new_page())
+        with FakeServer(warmed(200)) as server, streamlit(server.url, tmp_path / "streamlit.txt") as url:
+            visit.open(url)
+        visit.page.wait_for_function("document.documentElement.dataset.admitscope === 'old'")
+        expect(visit.page.locator(".banner")).to_contain_text("No new data since ")
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize("view", ["now", "admission", "kv", "requests"])
+@pytest.mark.parametrize(
+    ("size", "scheme"), [((1440, 900), "light"), ((1440, 900), "dark"), ((390, 844), "light")], ids=str
+)
+def test_the_page_fits_its_window(
+    stage: Stage, visitor: Visitor, view: str, size: tuple[int, int], scheme: str
+) -> None:
+    visit = visitor(*size, scheme)
+    visit.open(stage.url, view)
+    wanted = {
+        "now": ".st-key-queue .scroller",
+        "admission": ".st-key-ledgers_of_pass canvas, .st-key-ledgers_of_pass svg",
+        "kv": "canvas[data-pages]",
+        "requests": ".st-key-requests_finished .scroller",
+    }[view]
+    visit.page.locator(wanted).first.wait_for()
+    visit.wait_for_step_after(visit.step())
+    too_wide = visit.page.evaluate("document.querySelector('.stMain').scrollWidth - window.innerWidth")
+    assert too_wide <= 0, f"the page is {too_wide} px wider than the window"
+    visit.picture(f"page-{view}-{size[0]}x{size[1]}-{scheme}")
