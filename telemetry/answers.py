@@ -200,7 +200,7 @@ def _pass_row(model: ReadModel, row: StepRow) -> PassRow:
         num_waiting=plan.num_waiting,
         num_running=plan.num_running,
         evicted_pages=plan.evicted_pages,
-        retracted=tuple(victim.rid for victim in plan.retractions),
+        retracted=(*(victim.rid for victim in plan.retractions), *plan.preempted),
         guards=tuple(plan.guards),
         new_token_ratio=plan.new_token_ratio,
         step_s=(done.times.applied_ns - done.times.started_ns) / 1e9 if done is not None else None,

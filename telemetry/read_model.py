@@ -137,7 +137,7 @@ class ReadModel:
     def _planned(self, event: StepPlanned) -> None:
         decisions, self._decisions = self._decisions, []
         self.steps.append(StepRow(event, decisions))
-        self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions)
+        self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions) + len(event.preempted)
         self.totals["evicted_pages"] += event.evicted_pages
         self.ring.at(event.t_ns).prefill += sum(row.extend_len for row in event.prefills)
 

@@ -178,9 +178,10 @@ class TimelineTracker:
     def _ended(self, request: RequestTimeline, event: RequestTransitioned) -> None:
         if request.phase == QUEUE:
             self.queue.leave(request, event.t_ns)
-            if request.first_token_ns is None:
-                request.mark(QUEUE, event.t_ns)
         self.queue.close_refusal(request, event.t_ns)
+        if request.phase in {QUEUE, BETWEEN} and request.first_token_ns is None:
+            # In any other phase a step is in flight, whose StepCompleted has the instants.
+            request.mark(request.phase, event.t_ns)
         request.finish = _FINISH[event.cause]
         request.finished_ns = event.t_ns
         if self._plans:

@@ -75,7 +75,7 @@ configs = st.builds(
 
 _cuts = st.tuples(*[st.integers(0, 5) for _ in range(7)])
 
-#: ("add", prompt length, shared family, outputs) | ("abort", which) | ("step", cuts) | ("wait", ns)
+#: ("add", prompt length, shared family, outputs, priority?) | ("abort", which) | ("step", cuts) | ("wait", ns)
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 30), st.integers(0, 2), st.integers(1, 12)),
@@ -91,16 +91,21 @@ operations = st.lists(
 
 
 def busy(seed: int) -> tuple[EngineConfig, list[tuple[object, ...]]]:
-    """A small pool under heavy load: full flags, cut prompts, parked continuations, retractions."""
+    """A small pool under heavy load: full flags, cut prompts, parked continuations, retractions, preemptions."""
     rng = random.Random(seed)
+    preempting = seed % 3 == 0
     size = rng.choice([1, 4])
     config = engine_config(
-        num_pages=rng.randint(60, 120) // size,
+        # A request gives way to a more important one for its row, not for pages.
+        num_pages=(400 if preempting else rng.randint(60, 120)) // size,
         page_size=size,
-        max_running_requests=rng.randint(3, 12),
+        max_running_requests=2 if preempting else rng.randint(3, 12),
         chunked_prefill_size=rng.choice([8, 12, 20]),
         max_prefill_tokens=rng.choice([16, 64]),
-        schedule_policy=rng.choice(["fcfs", "lpm", "shortest-prefill-first"]),
+        schedule_policy="fcfs" if preempting else rng.choice(["fcfs", "lpm", "shortest-prefill-first"]),
+        enable_priority_scheduling=preempting,
+        enable_priority_preemption=preempting,
+        priority_preemption_threshold=1,
         enable_mixed_chunk=rng.random() < 0.7,
         schedule_conservativeness=rng.choice([0.05, 0.3, 1.0]),
     )
@@ -109,7 +114,7 @@ def busy(seed: int) -> tuple[EngineConfig, list[tuple[object, ...]]]:
         kind = rng.choices(["add", "step", "abort", "wait"], [5, 8, 1, 1])[0]
         ops.append(
             {
-                "add": ("add", rng.randint(1, 60), rng.randint(0, 3), rng.randint(1, 30)),
+                "add": ("add", rng.randint(1, 60), rng.randint(0, 3), rng.randint(1, 30), rng.randint(0, 9)),
                 "step": ("step", tuple(rng.randint(0, 5) for _ in range(7))),
                 "abort": ("abort", rng.randint(0, 20)),
                 "wait": ("wait", rng.randint(0, 9)),
@@ -123,11 +128,12 @@ def play(run: TimedRun, ops: Sequence[tuple[object, ...]], *, check: object = No
     rids: list[str] = []
     for op in ops:
         match op:
-            case ("add", int(length), int(family), int(outputs)):
+            case ("add", int(length), int(family), int(outputs), *priority):
                 # A request that the empty pool cannot hold is refused at the door and has no timeline.
                 if run.scheduler.largest_output(length) >= 1:
                     rids.append(f"r{len(rids)}")
-                    run.add(rids[-1], range(family * 100_000, family * 100_000 + length), outputs)
+                    prompt = range(family * 100_000, family * 100_000 + length)
+                    run.add(rids[-1], prompt, outputs, priority=priority[0] if priority else None)
             case ("step", tuple(cuts)):
                 run.timed_step([int(cut) for cut in cuts])
             case ("abort", int(which)):

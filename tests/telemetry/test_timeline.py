@@ -36,8 +36,11 @@ class Listener:
         self.ttft: dict[str, RequestTimeline] = {}
         self.finished: dict[str, RequestTimeline] = {}
         self.first_tokens: list[str] = []
+        self.preempted = 0
 
     def emit(self, event: AnyEvent) -> None:
+        if isinstance(event, StepPlanned):
+            self.preempted += len(event.preempted)
         self.tracker.apply(event)
 
     def on_admitted(self, request: RequestTimeline) -> None:
@@ -182,13 +185,14 @@ def test_they_add_up_under_pressure_too() -> None:
     seen: Counter[str] = Counter()
     for seed in range(60):
         listener = _add_up(*busy(seed), faults=random.Random(seed) if seed % 2 else None)
+        seen["preempted"] += listener.preempted
         for request in listener.finished.values():
             seen["refused continuation"] += request.refused_between_ns > 0
             seen["retracted"] += request.num_retractions > 0
             seen["cut in chunks"] += len(request.chunks) > 1
             seen.update(f"held by {name}" for name in _blockers(request))
     # The load must have shown what it is for, or the laws above were not tried.
-    for what in ("refused continuation", "retracted", "cut in chunks"):
+    for what in ("refused continuation", "retracted", "preempted", "cut in chunks"):
         assert seen[what] > 5, (what, seen)
     for blocker in ("kv_now", "kv_total", "rows", "order", "engine_busy", "chunk", "compute"):
         assert seen[f"held by {blocker}"] > 0, (blocker, seen)
