@@ -94,6 +94,8 @@ arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
 
 docs: $(STAMP)  ## regenerate docs/reference
 	$(BIN)/python -m telemetry.docs
+	$(BIN)/python -m telemetry.reference_pages
+	$(BIN)/python -m invariants.docs
 
 clean:  ## remove .venv, caches and artifacts
 	rm -rf $(VENV) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
