@@ -298,3 +298,18 @@ def test_chunks_follow_the_flags(tmp_path: Path) -> None:
     assert SchedulerConfig().chunked_prefill_size != 16
     assert scrape.total("admissions_total", reason="admitted_first_chunk") == 1
     assert scrape.total("admissions_total", reason="admitted_last_chunk") == 1
+
+
+def test_an_audit_recounts_the_engine_and_finds_what_events_did_not_say() -> None:
+    with built(_command(on_violation="record")) as instance:
+        request = EngineRequest(rid="r", prompt_ids=tuple(range(40)), params=SamplingParams(max_new_tokens=8))
+        instance.engine.add_request(request)
+        instance.engine.step()
+        instance.auditor.audit()
+        assert instance.checker.total_violations == 0
+        assert instance.checker.ns_by_tier[2] > 0
+        # A page that changes hands without an event is what only a recount sees.
+        lease = instance.engine.scheduler.kv.leases["r"]
+        instance.engine.scheduler.kv.pool._owners[int(lease.pages[0])] += 1
+        instance.auditor.audit()
+        assert instance.checker.total_violations > 0
