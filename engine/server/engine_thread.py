@@ -224,7 +224,7 @@ class EngineThread:
                     self._progress_ns = self._clock.now_ns()
                 self.status = self._status()
             self._leave(RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), "")
-        except Exception as error:  # whatever broke, every client must still get its end
+        except BaseException as error:  # whatever broke, an exit included: every client must still get its end
             _log.exception("the engine stopped")
             dead = _in_words(error)
             self._leave(EngineDead(dead), dead)
@@ -366,7 +366,7 @@ class EngineThread:
                 raise
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     """For clients and probes: the text of our own errors, only the kind of others, which may quote anything."""
     kind = type(error).__name__
     return f"{kind}: {error}"[:200] if isinstance(error, AdmitscopeError) else kind

@@ -14,7 +14,7 @@ import httpx
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.errors import RefusalCause
-from engine.events import RecordingSink
+from engine.events import FanOut, RecordingSink
 from engine.executor.base import ForwardBatch, SampledToken, StepResult, TokenLogprobs
 from engine.executor.simulated import SimulatedExecutor
 from engine.kvcache.snapshot import SchedulerSnapshot
@@ -25,6 +25,7 @@ from engine.server.intake import ServedModel
 from engine.server.serve import build_server
 from engine.text.stops import stop_watchers
 from engine.text.tokenizer import ByteTokenizer, Tokenizer
+from invariants.checker import InvariantChecker
 
 DEADLINE_S = 30.0
 
@@ -111,6 +112,7 @@ class LiveServer:
     ) -> None:
         self.config = config
         self.sink = RecordingSink()
+        self.checker = InvariantChecker(on_violation="record", time_ns=time.perf_counter_ns)
         self.observer = CountingObserver()
         self.executor = make_executor(config)
         info = self.executor.info()
@@ -119,7 +121,7 @@ class LiveServer:
             config,
             executor=self.executor,
             clock=MonotonicClock(),
-            sink=self.sink,
+            sink=FanOut((self.sink, self.checker)),
             stop_watcher=stop_watchers(self.tokenizer),
         )
         self.thread = EngineThread(
@@ -159,6 +161,8 @@ class LiveServer:
         """No request, page, lock or row is held by anybody."""
         until(lambda: not self.snapshot().requests, "every request ended")
         state = self.snapshot()
+        self.thread.call(lambda: self.checker.audit(self.engine.snapshot())).result(DEADLINE_S)
+        assert (self.checker.total_violations, self.checker.internal_errors) == (0, 0), list(self.checker.violations)
         assert state.waiting == ()
         assert state.running == ()
         assert state.continuation is None

@@ -221,16 +221,17 @@ def test_a_crash_ends_every_reply_once_and_refuses_the_rest(caplog: pytest.LogCa
     assert "the engine stopped" in caplog.text
 
 
-def test_texts_of_foreign_exceptions_stay_in_the_log() -> None:
+@pytest.mark.parametrize("error", [ValueError("may quote a prompt"), SystemExit("may quote a prompt")])
+def test_texts_of_foreign_exceptions_stay_in_the_log(error: BaseException) -> None:
     async def scene(stage: Stage) -> None:
         def broken() -> list[TokenOutput]:
-            raise ValueError("may quote a prompt")
+            raise error
 
         stage.engine.step = broken  # type: ignore[method-assign]
         reply = await stage.thread.submit([request("r")])
         outputs = await outputs_of(reply)
         assert (outputs[-1].finish, outputs[-1].detail) == (FinishReason.ERROR, "engine_dead")
-        assert stage.thread.status.dead == "ValueError"
+        assert stage.thread.status.dead == type(error).__name__
 
     play(scene)
 

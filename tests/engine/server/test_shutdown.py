@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.engine.server.live import DEADLINE_S, GatedExecutor, until
@@ -54,6 +55,18 @@ def test_what_does_not_end_in_time_is_aborted_with_one_end(serve: Any, stream: b
             assert (response.status_code, response.json()["error"]["code"]) == (503, "aborted")
     until(lambda: live.thread.status.stopped, "the end of the thread")
     assert live.engine.num_running == live.engine.num_waiting == 0
+
+
+def test_the_official_client_sees_an_aborted_stream_as_an_error(serve: Any) -> None:
+    live = serve(step_ms=5, server={"drain_timeout_s": 0.1})
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as client:
+        stream = client.completions.create(
+            model="simulated", prompt="p", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        live.begin_stop()
+        with pytest.raises(openai.APIError, match="aborted: shutting_down"):
+            list(stream)
 
 
 def test_nothing_new_is_taken_while_draining(serve: Any) -> None:
