@@ -41,10 +41,16 @@ def pulse(data: dict[str, Any], colours: Palette, *, key: str) -> None:
 
 
 def live_table(
-    table: Table, colours: Palette, *, key: str, height: int, selected: str | None = None, pickable: bool = False
-) -> str | None:
-    """A table whose rows live; returns the id of a row that was just clicked."""
-    answer = _live_table(
+    table: Table,
+    colours: Palette,
+    *,
+    key: str,
+    height: int,
+    selected: str | None = None,
+    on_pick: Callable[[str], None] | None = None,
+) -> None:
+    """A table whose rows live. `on_pick` gets the id of a row that was clicked, or an id that was typed and entered."""
+    _live_table(
         key=key,
         data={
             "name": key,
@@ -54,22 +60,28 @@ def live_table(
             "empty": list(table.empty),
             "filter": table.filter,
             "selected": selected,
-            "pickable": pickable,
+            "pickable": on_pick is not None,
             "height": height,
             "colours": colours_for_css(colours),
         },
-        on_picked_change=_nothing,
+        on_picked_change=lambda: _deliver(key, "picked", on_pick),
     )
-    picked = answer.picked
-    return None if picked is None else str(picked)
 
 
-def page_map(data: dict[str, Any], colours: Palette, *, key: str) -> int | None:
-    """The page map, from `dashboard.page_map.page_map_data`; returns the page that was just clicked."""
-    answer = _page_map(key=key, data={**data, "colours": colours_for_css(colours)}, on_page_change=_nothing)
-    picked = answer.page
-    return None if picked is None else int(picked)
+def page_map(data: dict[str, Any], colours: Palette, *, key: str, on_pick: Callable[[int], None]) -> None:
+    """The page map. `on_pick` gets the page that was clicked."""
+    _page_map(
+        key=key,
+        data={**data, "colours": colours_for_css(colours)},
+        on_page_change=lambda: _deliver(key, "page", on_pick),
+    )
 
 
-def _nothing() -> None:
-    """A callback must be named for its value to exist; the value is read from the answer."""
+def _deliver(key: str, name: str, on_pick: Callable[[Any], None] | None) -> None:
+    """Hand over what was just picked.
+
+    Done in the callback, which runs before the script: a run that is broken off by the next refresh would lose it.
+    """
+    picked = st.session_state[key].get(name)
+    if picked is not None and on_pick is not None:
+        on_pick(picked)

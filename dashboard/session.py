@@ -93,6 +93,20 @@ class Viewer:
         st.session_state["frozen_detail"] = found if self.is_paused else None
         return found
 
+    def pick_request(self, rid: str) -> None:
+        """Tell the story of `rid` from now on."""
+        st.session_state["picked_rid"] = rid
+
+    def close_story(self) -> None:
+        """Tell no story."""
+        st.session_state["picked_rid"] = None
+
+    @property
+    def picked_request(self) -> str | None:
+        """The request whose story is told."""
+        rid: str | None = st.session_state.get("picked_rid")
+        return rid
+
     def pause_changed(self) -> None:
         """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
         st.session_state["frozen_detail"] = None

@@ -66,7 +66,7 @@ def queue_table(queue: pd.DataFrame, total: int, colours: Palette) -> Table:
             "Nobody waits",
             "Every request that came was admitted at once. Send more at a time to see why some wait.",
         ),
-        filter="Filter by id or reason",
+        filter="Filter, or an id and Enter",
     )
 
 
@@ -122,7 +122,7 @@ def requests_table(requests: pd.DataFrame, colours: Palette, *, note: str, live:
         else ("No request has finished yet", "The list fills as requests end. Start a load with: admitscope demo")
     )
     rows = [_request_row(row, colours) for row in requests.to_dict("records")]
-    return Table(columns=_REQUEST_COLUMNS, rows=rows, note=note, empty=empty, filter="Filter by id or state")
+    return Table(columns=_REQUEST_COLUMNS, rows=rows, note=note, empty=empty, filter="Filter, or an id and Enter")
 
 
 def _request_row(row: dict[Any, Any], colours: Palette) -> dict[str, Any]:

@@ -198,6 +198,7 @@ html[data-admitscope="old"] .st-key-live { opacity: .45; filter: grayscale(.7); 
 .stMainBlockContainer h3 { font-size: 1.02rem; font-weight: 600; padding: .15rem 0 0; }
 .stMainBlockContainer [data-testid="stCaptionContainer"] p { font-size: .84rem; }
 .stMainBlockContainer [data-testid="stCaptionContainer"] { color: var(--ad-muted) !important; opacity: 1; }
+.stMainBlockContainer h3.why code { font-size: .95rem; color: var(--ad-text); background: none; padding: 0; }
 .explain { margin: 0; padding-left: 1.4rem; line-height: 1.5; font-size: .95rem; max-width: 78ch; }
 .explain li { margin: .16rem 0; font-variant-numeric: tabular-nums; }
 .legend-row { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-size: 13px; color: var(--ad-muted); }

@@ -162,6 +162,13 @@ export default function ({ data, parentElement, setTriggerValue }) {
     state.filter = filter.value;
     draw();
   };
+  filter.onkeydown = (event) => {
+    const typed = filter.value.trim();
+    if (event.key !== "Enter" || !typed || !root.lastData.pickable) return;
+    // One match is meant; else the text itself, which may be the id of a request that the list no longer has.
+    const ids = [...body.children].map((tr) => tr.dataset.id);
+    root.trigger("picked", ids.length === 1 ? ids[0] : typed);
+  };
   scroller.onscroll = () => {
     state.scroll = scroller.scrollTop;
   };

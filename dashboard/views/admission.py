@@ -61,23 +61,27 @@ def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
     st.altair_chart(
         charts.steps_chart(frames.steps_frame(passes), viewer.colours), width="stretch", key="steps_computed"
     )
-    picked = live_table(
+    live_table(
         tables.passes_table(made),
         viewer.colours,
         key="passes",
         height=200,
         selected=str(st.session_state.get("picked_step")),
-        pickable=True,
+        on_pick=_hold,
     )
-    if picked is not None:
-        st.session_state["picked_step"] = int(picked)
-        st.rerun(scope="fragment")
     if st.session_state.get("picked_step") is None:
         st.caption("The newest pass is shown. Click a pass to hold it.")
-    elif st.button("Follow the newest pass again", key="follow_newest"):
-        st.session_state["picked_step"] = None
-        st.session_state["kept_pass"] = None
-        st.rerun(scope="fragment")
+    else:
+        st.button("Follow the newest pass again", key="follow_newest", on_click=_follow)
+
+
+def _hold(step: str) -> None:
+    st.session_state["picked_step"] = int(step)
+
+
+def _follow() -> None:
+    st.session_state["picked_step"] = None
+    st.session_state["kept_pass"] = None
 
 
 def _ledgers(viewer: Viewer, row: PassRow) -> None:

@@ -29,14 +29,12 @@ def show(viewer: Viewer, look: Look) -> None:
             key="map_mode",
             label_visibility="collapsed",
         )
-    picked = components.page_map(
+    components.page_map(
         page_map_data(pages, viewer.colours, mode=mode or "state", chosen=st.session_state.get("picked_page")),
         viewer.colours,
         key="page_map",
+        on_pick=_pick,
     )
-    if picked is not None and picked != st.session_state.get("picked_page"):
-        st.session_state["picked_page"] = picked
-        st.rerun(scope="fragment")
     chosen = st.session_state.get("picked_page")
     facts = None if chosen is None else frames.page_facts(pages, chosen)
     with st.container(key="page_owner"):
@@ -48,3 +46,7 @@ def show(viewer: Viewer, look: Look) -> None:
         key="owners",
         height=330,
     )
+
+
+def _pick(page: int) -> None:
+    st.session_state["picked_page"] = int(page)

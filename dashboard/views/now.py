@@ -32,30 +32,20 @@ def show(viewer: Viewer, look: Look) -> None:
 
 def _queue(viewer: Viewer, queue: QueueAnswer) -> None:
     st.subheader("Waiting queue", anchor=False)
-    rid = st.session_state.get("picked_rid")
-    picked = live_table(
+    rid = viewer.picked_request
+    live_table(
         tables.queue_table(frames.queue_frame(queue), queue.total, viewer.colours),
         viewer.colours,
         key="queue",
         # A story below must be in sight without scrolling.
         height=440 if rid is None else 262,
         selected=rid,
-        pickable=True,
+        on_pick=viewer.pick_request,
     )
-    if picked is not None and picked != rid:
-        st.session_state["picked_rid"] = picked
-        st.rerun(scope="fragment")
     if rid is None:
         st.caption("Click a request to read why it waits.")
         return
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.subheader(f"Why {rid}", anchor=False, width="content")
-        st.button("Close", key="close_story", on_click=_close_story, type="tertiary")
     request_story(viewer, rid, full=False)
-
-
-def _close_story() -> None:
-    st.session_state["picked_rid"] = None
 
 
 def _latency(viewer: Viewer, latency: LatencyAnswer) -> None:

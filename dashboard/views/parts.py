@@ -35,6 +35,9 @@ def waiting_for_engine(viewer: Viewer, error: str | None) -> None:
 
 def request_story(viewer: Viewer, rid: str, *, full: bool) -> None:
     """Why a request waits, was late or ended: sentences; with `full` also its parts of TTFT and its decisions."""
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.html(f'<h3 class="why">Why <code>{escape(rid)}</code></h3>', width="content")
+        st.button("Close", key="close_story", on_click=viewer.close_story, type="tertiary")
     found = viewer.detail(rid)
     if found.error and found.explanation is None:
         st.html(

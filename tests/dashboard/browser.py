@@ -1,7 +1,7 @@
 """A page in a real browser. Owns: starting Streamlit and Debian's Chromium, and noticing what must not happen.
 
-A `Visit` collects console errors, page errors and requests to other hosts from its first moment on; `clean()` is the one
-place that judges them.
+A `Visit` collects console errors, page errors and requests to other hosts from its first moment on; `clean()` is the
+one place that judges them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FLAGS = [
 ]
 
 #: Generous: a shared machine may be slow, and nothing here measures speed.
-PATIENCE_MS = 60_000
+PATIENCE_MS = 20_000
 
 
 def free_port() -> int:

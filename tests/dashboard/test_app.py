@@ -133,7 +133,9 @@ def test_a_request_is_explained_with_its_parts_and_decisions(page: Page, engine:
     assert not at.exception
     assert f"It ended by {done.finish}" in texts(at)
     assert len(component(at, "live_table", "decisions_of_request")["rows"]) == len(done.decisions)
-    assert at.selectbox(key="rid_box").value == done.rid
+    assert component(at, "live_table", "requests_finished")["selected"] == done.rid
+    at.button(key="close_story").click().run()
+    assert "It ended by" not in texts(at)
 
 
 def test_an_id_that_the_engine_does_not_know_is_said_to_be_unknown(page: Page) -> None:
