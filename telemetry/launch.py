@@ -106,7 +106,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     queues: tuple[BufferedSink, ...] = (BufferedSink(read_model, "read_model"),)
     if journal is not None:
         queues = (BufferedSink(journal, "journal"), *queues)
-    sinks: tuple[IsolatedSink | BufferedSink, ...] = (*isolated, *queues)
+    sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *isolated)
     engine = LLMEngine(
         config,
         executor=executor,

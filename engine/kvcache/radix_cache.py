@@ -30,11 +30,13 @@ Stamp = tuple[object, ...]
 class Node:
     """A run of pages that share one edge. The root has none and is never locked, stamped or evicted."""
 
-    __slots__ = ("children", "hits", "keys", "lock_count", "node_id", "pages", "parent", "stamp")
+    __slots__ = ("children", "hits", "keys", "lock_count", "node_id", "pages", "parent", "rank", "stamp")
 
     def __init__(self, node_id: int, parent: Node | None, keys: Keys, pages: Pages, stamp: Stamp) -> None:
         self.node_id = node_id
         self.parent = parent
+        #: Order in which siblings were added; a split keeps the place, so the upper part takes over the rank.
+        self.rank = node_id
         self.keys = keys
         self.pages = pages
         self.stamp = stamp
@@ -286,6 +288,7 @@ class RadixCache:
         upper = Node(self._new_id(), parent, node.keys[:pages], node.pages[:pages], stamp or (self._tick(),))
         upper.lock_count = node.lock_count
         upper.hits = node.hits
+        upper.rank = node.rank
         upper.children[int(node.keys[pages])] = node
         parent.children[int(node.keys[0])] = upper  # replaces in place: the order of children is kept
         node.parent, node.keys, node.pages = upper, node.keys[pages:], node.pages[pages:]

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from engine.config import Policy
+from engine.kvcache.radix_cache import RadixCache
 from engine.request import Request
 from engine.scheduler.policies import Ordering, OrderInputs
 from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
@@ -38,12 +39,12 @@ class _ColdGroup:
 
 
 class IndexedQueue:
-    """The waiting queue under a policy that matches. `index` must be the tree's listener."""
+    """The waiting queue under lpm or shortest-prefill-first."""
 
-    def __init__(self, policy: Policy, index: PrefixIndex) -> None:
-        assert policy in {Policy.LPM, Policy.SHORTEST_PREFILL_FIRST}, f"no incremental order for {policy}"
+    def __init__(self, policy: Policy, tree: RadixCache) -> None:
+        assert policy in {Policy.LPM, Policy.SHORTEST_PREFILL_FIRST}, f"not an order by static keys: {policy}"
         self._policy = policy
-        self._index = index
+        self._index = PrefixIndex(tree, lambda entry: (0, entry.key, entry.label))
         self._entries: dict[str, Entry] = {}
         self._order: list[tuple[tuple[int, ...], int, str]] = []
         self._arrivals: dict[str, Entry] = {}

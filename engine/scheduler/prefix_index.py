@@ -10,10 +10,12 @@ there); a request that leaves writes its stamp on its path first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.kvcache.radix_cache import Node, RadixCache, Stamp
 from engine.request import Request
 
-#: Place in the queue before a pass sorted it: (0, key, label) of an ordered request, (1, entry, 0) of an arrival.
+#: Place in the queue before a pass sorted it: (0, …) of an ordered request, (1, entry, 0) of an arrival.
 Place = tuple[object, ...]
 
 
@@ -49,10 +51,14 @@ class Entry:
 
 
 class PrefixIndex:
-    """Listener of one radix cache."""
+    """Listener of one radix cache.
 
-    def __init__(self, tree: RadixCache) -> None:
+    standing  where the queue says that a request which did not move in the last pass stood before it
+    """
+
+    def __init__(self, tree: RadixCache, standing: Callable[[Entry], Place]) -> None:
         self._tree = tree
+        self._standing = standing
         tree.listener = self
         self._tick = 0
         #: node id -> next key (None: nothing follows) -> requests parked there
@@ -136,7 +142,7 @@ class PrefixIndex:
             return entry.place
         if entry.is_arrival:
             return (1, entry.request.entry_seq, 0)
-        return (0, entry.key, entry.label)
+        return self._standing(entry)
 
     def leave(self, entry: Entry) -> None:
         """Forget a request; what it stamped in the last pass is written down first."""

@@ -16,19 +16,19 @@ from engine.scheduler.accounting import KvAccounting
 from engine.scheduler.indexed_queue import IndexedQueue
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.policies import Ordering
-from engine.scheduler.prefix_index import PrefixIndex
 from engine.scheduler.waiting_queue import Overtakes, PlainQueue, WaitingQueue
+from engine.scheduler.weight_queue import WeightQueue
 
 LEAST_IMPORTANT: Final = 1 << 62
 
 
-#: Policies whose order is kept up to date by what changed.
-_INCREMENTAL: Final = frozenset({Policy.LPM, Policy.SHORTEST_PREFILL_FIRST})
-
-
 def _queue_for(config: SchedulerConfig, kv: KvCache) -> WaitingQueue:
-    if config.incremental_order and kv.enable_radix and config.schedule_policy in _INCREMENTAL:
-        return IndexedQueue(config.schedule_policy, PrefixIndex(kv.tree))
+    """The queue whose order is kept up to date by what changed, where the policy has one."""
+    if config.incremental_order and kv.enable_radix:
+        if config.schedule_policy in {Policy.LPM, Policy.SHORTEST_PREFILL_FIRST}:
+            return IndexedQueue(config.schedule_policy, kv.tree)
+        if config.schedule_policy is Policy.DFS_WEIGHT:
+            return WeightQueue(kv.tree)
     return PlainQueue(config.schedule_policy)
 
 

@@ -83,7 +83,7 @@ def _play(seed: int, **shape: Any) -> tuple[list[Any], list[Any]]:
     return streams[0], streams[1]
 
 
-@pytest.mark.parametrize("policy", [Policy.LPM, Policy.SHORTEST_PREFILL_FIRST])
+@pytest.mark.parametrize("policy", [Policy.LPM, Policy.SHORTEST_PREFILL_FIRST, Policy.DFS_WEIGHT])
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

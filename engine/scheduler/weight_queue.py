@@ -1,0 +1,179 @@
+"""WeightQueue. Owns: the order of dfs-weight, kept up to date by what changed.
+
+Each waiting request is at home at the tree node where its match ends; a home keeps its requests in queue order. A pass
+moves the requests whose home changed, weighs the homes (not the requests) and walks from the root: heavier child first,
+ties in the order children were added, a node's own requests after its subtrees. Equal to `policies/dfs_weight.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from engine.config import Policy
+from engine.kvcache.radix_cache import Node, RadixCache
+from engine.request import Request
+from engine.scheduler.policies import Ordering, OrderInputs
+from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
+from engine.scheduler.prefix_index import Entry, Place, PrefixIndex
+
+
+class _Home:
+    """A node and the requests whose match ends there, in queue order."""
+
+    __slots__ = ("entries", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.entries: dict[str, Entry] = {}
+
+
+class WeightQueue:
+    """The waiting queue under dfs-weight."""
+
+    def __init__(self, tree: RadixCache) -> None:
+        self._tree = tree
+        self._index = PrefixIndex(tree, self._standing)
+        self._entries: dict[str, Entry] = {}
+        self._arrivals: dict[str, Entry] = {}
+        self._homes: dict[int, _Home] = {}
+        #: node id -> place of that home in the walk, as of the last pass, and of the one before.
+        self._walk_order: dict[int, int] = {}
+        self._order_before: dict[int, int] = {}
+        self._labels = 0
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        entry = Entry(request)
+        self._entries[request.rid] = entry
+        self._arrivals[request.rid] = entry
+
+    def remove(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            entry = self._entries.pop(rid, None)
+            if entry is None:
+                continue
+            self._index.leave(entry)
+            if self._arrivals.pop(rid, None) is None:
+                self._leave_home(entry)
+
+    def __iter__(self) -> Iterator[Request]:
+        for node_id in self._walk_order:
+            home = self._homes.get(node_id)
+            if home is not None:
+                for entry in home.entries.values():
+                    yield entry.request
+        for entry in self._arrivals.values():
+            yield entry.request
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- one pass --------------------------------------------------------------------------------------------------
+
+    def order(self, inputs: OrderInputs) -> Ordering:
+        changed = self._index.take_pending()
+        self._order_before = self._walk_order
+        self._index.begin_pass()
+        changed.sort(key=self._index.place_of)
+        before = list(self) if inputs.keep_record else []
+        pages_of: dict[str, int] = {}
+        walked = changed + list(self._arrivals.values())
+        for entry in walked:
+            pages = self._index.walk(entry)
+            entry.request.matched_len = min(pages * inputs.kv.page_size, entry.request.seq_len - 1)
+        if inputs.keep_record:
+            pages_of = {rid: entry.pages for rid, entry in self._entries.items()}
+        self._move(walked)
+        self._walk_order = self._walk()
+        if not inputs.keep_record:
+            return Ordering(Policy.DFS_WEIGHT, (), (), ())
+        requests = list(self)
+        return Ordering(
+            active_policy=Policy.DFS_WEIGHT,
+            order=tuple(request.rid for request in requests),
+            matched=tuple(request.matched_len for request in requests),
+            deprioritized=_put_back(before, pages_of, inputs.kv.page_size),
+        )
+
+    def _standing(self, entry: Entry) -> Place:
+        """Where a request that did not move stood before the last pass."""
+        return (0, self._order_before[entry.key[0]], entry.label)
+
+    def _move(self, walked: list[Entry]) -> None:
+        """Bring everyone whose home changed there: ahead of who was there already if they stood ahead, else behind."""
+        arriving: dict[int, list[Entry]] = {}
+        for entry in walked:
+            assert entry.node is not None
+            if entry.is_arrival or entry.key[0] != entry.node.node_id:
+                if not entry.is_arrival:
+                    self._leave_home(entry)
+                entry.is_arrival = False
+                arriving.setdefault(entry.node.node_id, []).append(entry)
+        for node_id, entries in arriving.items():
+            home = self._homes.get(node_id)
+            if home is None:
+                node = entries[0].node
+                assert node is not None
+                home = self._homes[node_id] = _Home(node)
+            entries.sort(key=self._index.place_of)
+            edge: Place = (0, self._order_before.get(node_id, -1))
+            ahead = [entry for entry in entries if self._index.place_of(entry) < edge]
+            for entry in entries:
+                self._labels += 1
+                entry.label = self._labels
+                entry.key = (node_id,)
+            for place, entry in enumerate(ahead):
+                entry.label = place - self._labels - len(ahead)
+            self._labels += len(ahead)
+            behind = entries[len(ahead) :]
+            if ahead:
+                home.entries = {entry.request.rid: entry for entry in [*ahead, *home.entries.values(), *behind]}
+            else:
+                home.entries.update((entry.request.rid, entry) for entry in behind)
+        self._arrivals.clear()
+
+    def _leave_home(self, entry: Entry) -> None:
+        home = self._homes[entry.key[0]]
+        del home.entries[entry.request.rid]
+        if not home.entries:
+            del self._homes[entry.key[0]]
+
+    def _walk(self) -> dict[int, int]:
+        """node id -> place of each home, depth first by weight."""
+        weights: dict[int, int] = {}
+        children: dict[int, list[Node]] = {}
+        for home in self._homes.values():
+            node, count = home.node, len(home.entries)
+            while node.parent is not None:
+                if node.node_id not in weights:
+                    weights[node.node_id] = 0
+                    children.setdefault(node.parent.node_id, []).append(node)
+                weights[node.node_id] += count
+                node = node.parent
+        result: dict[int, int] = {}
+        stack: list[tuple[Node, bool]] = [(self._tree.root, False)]
+        while stack:
+            node, is_done = stack.pop()
+            if is_done:
+                if node.node_id in self._homes:
+                    result[node.node_id] = len(result)
+                continue
+            stack.append((node, True))
+            below = children.get(node.node_id)
+            if below:
+                below.sort(key=lambda child: (-weights[child.node_id], child.rank), reverse=True)
+                stack.extend((child, False) for child in below)
+        return result
+
+
+def _put_back(before: list[Request], pages_of: dict[str, int], page_size: int) -> tuple[str, ...]:
+    """What the in-batch rule would put back; dfs-weight computes it, as the reference does, and ignores it."""
+    seen: set[int] = set()
+    put_back: list[str] = []
+    for request in before:
+        if pages_of[request.rid] * page_size <= COLD_LIMIT_TOKENS and request.head32_key is not None:
+            if request.head32_key in seen:
+                put_back.append(request.rid)
+            seen.add(request.head32_key)
+    return tuple(sorted(put_back))
