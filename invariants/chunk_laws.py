@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from engine.events import AdmissionDecided, RequestTransitioned, StepCompleted, StepPlanned
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import ADMITTED, Reason
 from engine.scheduler.plan import PrefillRow
 from invariants.shadow import Shadow, ShadowRequest
 from invariants.violation import Report
+
+#: Refused before any match: prefix_len is then what the queue's order was made with, capped but not floored to pages.
+UNTRIED: Final = frozenset({Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET})
 
 
 def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
@@ -63,7 +68,8 @@ def _considered(books: Shadow, event: AdmissionDecided, request: ShadowRequest, 
         )
     if is_continuation and request.cursor is not None and event.prefix_len != request.cursor:
         report("INV-CHUNK-02", f"next piece from {request.cursor}", f"prefix_len {event.prefix_len}", rid=rid)
-    if not is_continuation and (event.prefix_len % books.page_size or not 0 <= event.prefix_len < request.seq_len):
+    tried = not is_continuation and event.reason not in UNTRIED
+    if tried and (event.prefix_len % books.page_size or not 0 <= event.prefix_len < request.seq_len):
         report(
             "INV-CHUNK-02",
             f"a cached prefix of whole pages of {books.page_size}, below {request.seq_len}",
