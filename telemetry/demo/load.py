@@ -36,6 +36,8 @@ WAVE_DEPTH: Final = 0.6
 #: Requests under way at once beyond which arrivals wait: a machine that slows down is not buried.
 MAX_OUTSTANDING: Final = 32
 _TICK_S: Final = 0.1
+#: Length of an answer that reads well in a summary.
+_SHOWN_CHARS: Final = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class LoadGenerator:
         self._num_sent = 0
         self._num_cut = 0
         self._sample: tuple[ChatQuestion, str] | None = None
-        self._sample_rank = (-1, -1)
+        self._sample_rank = (-1, 0)
 
     def stop(self, *, cut: bool = False) -> None:
         """No further arrivals. `cut`: drop the answers under way as well; their connections close."""
@@ -139,9 +141,9 @@ class LoadGenerator:
         self._emit(_done_line(number, record))
 
     def _consider_sample(self, question: ChatQuestion, record: StreamRecord) -> None:
-        """Keep the answer that shows best: one that ended by itself, then the longer."""
+        """Keep the answer that shows best: one that ended by itself, then the one nearest to two short sentences."""
         answer = "".join(record.text).strip()
-        rank = (int(record.finish_reason == "stop"), len(answer))
+        rank = (int(record.finish_reason == "stop"), -abs(len(answer) - _SHOWN_CHARS))
         if record.error is None and answer and rank > self._sample_rank:
             self._sample, self._sample_rank = (question, answer), rank
 

@@ -165,6 +165,8 @@ def _say_if_moved(console: Console, name: str, wanted: int, got: int) -> None:
 
 def _wait_until_ready(run: _Run) -> str:
     """Show progress until server and dashboard answer. Returns the model's name."""
+    if not run.console.is_terminal:
+        run.console.print("starting, and loading the model")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=run.console, transient=True) as progress, httpx.Client(trust_env=False) as client:
         progress.add_task("loading the model", total=None)

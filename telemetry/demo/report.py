@@ -89,8 +89,8 @@ def status_line(scrape: Scrape, before: Scrape, seconds: float, tally: Tally) ->
         ("  tok/s ", "dim"), f"{tokens / seconds:.0f}" if seconds > 0 else "-",
         ("  TTFT p50 ", "dim"), _milliseconds(quantile(tally.recent_ttft_s, 0.5)),
         ("  TBT p50 ", "dim"), _milliseconds(quantile(tally.recent_gaps_s, 0.5)),
-        ("  refused now: ", "dim"), ", ".join(why) or "none",
         ("  violations ", "dim"), (str(violations), "green" if violations == 0 else "bold red"),
+        ("  refused now: ", "dim"), ", ".join(why) or "none",
     )  # fmt: skip
     if tally.failed:
         line.append(f"  failed {len(tally.failed)}", style="bold red")

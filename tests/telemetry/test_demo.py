@@ -232,7 +232,7 @@ def test_the_status_line_says_what_changed() -> None:
     line = status_line(Scrape(AFTER.replace("VIOLATIONS", "0")), Scrape(BEFORE), 2.0, tally).plain
     assert line == (
         "waiting 4  running 5  done 2  tok/s 30  TTFT p50 100 ms  TBT p50 20 ms"
-        "  refused now: chunk_exhausted  violations 0"
+        "  violations 0  refused now: chunk_exhausted"
     )
 
 
