@@ -121,7 +121,7 @@ def _in_blocks(logits: torch.Tensor) -> torch.Tensor:
     """[S, vocab] -> [S, blocks, BLOCK]; a last block that is not full is padded with -inf."""
     if missing := -logits.shape[1] % BLOCK:
         logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
-    return logits.unflatten(1, (-1, BLOCK))
+    return logits.reshape(len(logits), -1, BLOCK)
 
 
 def _largest(logits: torch.Tensor, block_best: torch.Tensor) -> list[int]:
