@@ -21,6 +21,8 @@ class Policy(StrEnum):
     HRRN = "hrrn"
     SHORTEST_PREFILL_FIRST = "shortest-prefill-first"
     LOF = "lof"
+    RANDOM = "random"
+    ROUTING_KEY = "routing-key"
 
 
 class _Frozen(BaseModel):
@@ -58,6 +60,12 @@ class SchedulerConfig(_Frozen):
     """May a waiting request push back running ones that are less important."""
     priority_preemption_threshold: int = Field(10, ge=0)
     """Priorities must differ by more than this for a preemption."""
+    random_seed: int = 0
+    """Seed of the `random` order, which is a hash of (seed, pass, rid) and so can be replayed."""
+    starvation_limit_s: float | None = Field(None, gt=0)
+    """A request that waited this long is considered before every policy, oldest first. None: off."""
+    max_overtakes: int | None = Field(None, ge=1)
+    """A request that so many admitting passes went by is considered before every policy. None: off."""
     incremental_order: bool = True
     """Keep the order of lpm and shortest-prefill-first by what changed. False: match and sort the queue every pass."""
     guards: bool = True

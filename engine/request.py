@@ -72,6 +72,7 @@ class Request:
 
     prompt_len, output_len  tokens; `seq_len` is their sum
     computed_len            tokens whose K/V exists; 0 while WAITING
+    entered_ns      when it entered the queue, on the engine's clock
     entry_seq               place in arrival order; renewed by a retraction
     processed_at_entry      HRRN snapshot of the processed-token counter
     last_candidate_extend   tokens left to compute when it was last considered; 0 if it never was, or since a retraction
@@ -81,6 +82,7 @@ class Request:
     __slots__ = (
         "abort_requested",
         "computed_len",
+        "entered_ns",
         "entry_seq",
         "finish_reason",
         "head32_key",
@@ -136,6 +138,7 @@ class Request:
         self.num_retractions = 0
         self.times_passed_over = 0
         self.entry_seq = 0
+        self.entered_ns = 0
         self.processed_at_entry = 0
 
     @property

@@ -159,8 +159,7 @@ def _admit(request: Request, row: PrefillRow, publisher: Publisher) -> None:
 def _leave_queue(state: SchedulerState, members: list[Request]) -> None:
     """Members leave the queue; whoever entered before the latest of them was passed over."""
     latest = max(request.entry_seq for request in members)
-    state.waiting_tokens -= sum(request.seq_len for request in members if request is not state.continuation)
-    state.waiting.remove(request.rid for request in members)
+    state.dequeue([request for request in members if request is not state.continuation])
     state.overtakes.admitted(latest, state.waiting)
 
 
@@ -221,8 +220,7 @@ def requeue(
     request.entry_seq = state.next_entry()
     request.processed_at_entry = state.processed_tokens
     request.transition(RequestState.WAITING, cause)
-    state.waiting.add(request)
-    state.waiting_tokens += request.seq_len
+    state.enqueue(request, publisher.t_ns)
     publisher.transitioned(request, source, cause, row=row)
 
 
@@ -240,7 +238,7 @@ def finish(
     source, lease = request.state, request.lease
     row = None
     if source is RequestState.WAITING:
-        state.waiting_tokens -= request.seq_len
+        state.dequeue([request])
     if lease is not None:
         row = lease.row
         keys = request.keys.first(request.computed_len // state.kv.page_size) if keep else None
@@ -322,7 +320,6 @@ def drop_ended(state: SchedulerState, ended: Iterable[str]) -> None:
         return
     state.running = [request for request in state.running if request.rid not in gone]
     state.last_prefill = [request for request in state.last_prefill if request.rid not in gone]
-    state.waiting.remove(gone)
     if state.continuation is not None and state.continuation.rid in gone:
         state.continuation = None
         state.chunk_to_insert = False

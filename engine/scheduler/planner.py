@@ -214,7 +214,7 @@ class _Pass:
         if adder.state.guards:
             # A parked continuation keeps its place: admitting others would take the memory it waits for.
             return self._end("result", Reason.PARKED_BY_GUARD, state.continuation, 0)
-        for index, request in enumerate(state.waiting):
+        for index, request in enumerate(state.candidates(self._now_ns)):
             members = adder.state.members
             if self._full and not preempts:
                 adder.refuse_untried(request, Reason.FULL_FLAG_SET, 1, 0, prefix_len=self._matched(request))

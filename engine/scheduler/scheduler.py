@@ -99,8 +99,7 @@ class Scheduler:
         request.entry_seq = state.next_entry()
         request.processed_at_entry = state.processed_tokens
         state.requests[request.rid] = request
-        state.waiting.add(request)
-        state.waiting_tokens += request.seq_len
+        state.enqueue(request, now_ns)
         publisher.t_ns = now_ns
         publisher.emit(
             RequestArrived(
@@ -176,6 +175,8 @@ class Scheduler:
                 fallback_threshold=state.config.lpm_fallback_threshold,
                 processed_tokens=state.processed_tokens,
                 keep_record=state.record_order,
+                running=state.running,
+                random_seed=state.config.random_seed,
                 rank=state.importance if state.config.enable_priority_scheduling else None,
             )
             state.ordering = state.waiting.order(inputs)

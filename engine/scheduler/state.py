@@ -7,6 +7,8 @@ batch, or it is the continuation (which may also be a member of the last batch).
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 from engine.config import Policy, SchedulerConfig
@@ -46,6 +48,8 @@ class SchedulerState:
         self.record_order = False
         #: Prefill tokens queued: what waiting requests would compute without any cache hit.
         self.waiting_tokens = 0
+        #: The same requests by entry, oldest first; linked, so that leaving the head costs nothing.
+        self.by_entry: OrderedDict[str, Request] = OrderedDict()
         self.running: list[Request] = []
         #: Members of the last prefill or mixed batch, until the next step appends them to `running`.
         self.last_prefill: list[Request] = []
@@ -77,6 +81,37 @@ class SchedulerState:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.last_prefill or self.continuation)
+
+    def enqueue(self, request: Request, now_ns: int) -> None:
+        """Put a request at the queue's tail."""
+        request.entered_ns = now_ns
+        self.waiting.add(request)
+        self.by_entry[request.rid] = request
+        self.waiting_tokens += request.seq_len
+
+    def dequeue(self, requests: list[Request]) -> None:
+        """Take waiting requests out of the queue."""
+        self.waiting.remove([request.rid for request in requests])
+        for request in requests:
+            del self.by_entry[request.rid]
+            self.waiting_tokens -= request.seq_len
+
+    def candidates(self, now_ns: int) -> Iterator[Request]:
+        """Waiting requests as a pass considers them: who waited too long, then the policy's order."""
+        urgent: dict[str, Request] = {}
+        limit_s, overtakes = self.config.starvation_limit_s, self.config.max_overtakes
+        if limit_s is not None or overtakes is not None:
+            # Both conditions hold for older entries first, so the urgent are a head of the arrival order.
+            for request in self.by_entry.values():
+                is_old = limit_s is not None and now_ns - request.entered_ns >= limit_s * 1e9
+                is_passed = overtakes is not None and self.overtakes.count(request) >= overtakes
+                if not (is_old or is_passed):
+                    break
+                urgent[request.rid] = request
+                yield request
+        for request in self.waiting:
+            if request.rid not in urgent:
+                yield request
 
     def importance(self, request: Request) -> int:
         """Smaller is more important; a request without a priority is the least important."""

@@ -27,8 +27,7 @@ def _holding(virtual: Virtual, spec: dict[str, Any], computed: int, outputs: int
     virtual.arrive(spec)
     state, kv = scheduler.state, scheduler.kv
     request = state.requests[spec["rid"]]
-    state.waiting.remove([request.rid])
-    state.waiting_tokens -= request.seq_len
+    state.dequeue([request])
     keys = request.keys.first((request.prompt_len - 1) // size)
     kv.tree.touch(keys) if kv.enable_radix else None
     prefix = kv.match(keys).pages

@@ -10,7 +10,16 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.config import Policy
-from engine.scheduler.policies import dfs_weight, fcfs, hrrn, lof, lpm, shortest_prefill_first
+from engine.scheduler.policies import (
+    dfs_weight,
+    fcfs,
+    hrrn,
+    lof,
+    lpm,
+    random_order,
+    routing_key,
+    shortest_prefill_first,
+)
 from engine.scheduler.policies.ordering import Ordering, OrderInputs
 
 #: policy -> (does it match the queue against the cache, the sort)
@@ -21,6 +30,8 @@ _ORDERS: Final[dict[Policy, tuple[bool, Callable[[OrderInputs], Ordering]]]] = {
     Policy.HRRN: (True, hrrn.order),
     Policy.SHORTEST_PREFILL_FIRST: (True, shortest_prefill_first.order),
     Policy.LOF: (False, lof.order),
+    Policy.RANDOM: (False, random_order.order),
+    Policy.ROUTING_KEY: (False, routing_key.order),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ class OrderInputs(msgspec.Struct):
 
     processed_tokens  HRRN's counter
     rank              importance of a request, smaller first; None when priority scheduling is off
+    running           the running list, for routing-key
     keep_record       fill the answer's tuples, which cost a walk of the queue
     """
 
@@ -31,6 +32,8 @@ class OrderInputs(msgspec.Struct):
     processed_tokens: int = 0
     rank: Callable[[Request], int] | None = None
     keep_record: bool = True
+    running: Sequence[Request] = ()
+    random_seed: int = 0
 
 
 class Ordering(msgspec.Struct, frozen=True):
