@@ -98,7 +98,7 @@ def main() -> None:
                 print(json.dumps({"page_size": page_size, "running": running, **figures}))
                 continue
             print(
-                f"page {page_size:>2}, {running:>3} running: tier 1 {figures['decode_step_us_mean']:>7} us a decode step "
+                f"page {page_size:>2}, {running:>3} rows: tier 1 {figures['decode_step_us_mean']:>6} us a decode step "
                 f"(p50 {figures['decode_step_us_p50']}, max {figures['decode_step_us_max']}), "
                 f"{figures['other_step_us_mean']} us others; tier 2 {figures['audit_us'] / 1e3:.2f} ms an audit of "
                 f"{figures['pages']} pages"

@@ -62,7 +62,10 @@ def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
         if not same(before, after):
             report("INV-BUDGET-03", f"a refusal that costs nothing: {show(before)}", show(after), rid=event.rid)
         return
-    _price(books, event, before, after, report)
+    if books.reference:
+        _price(books, event, before, after, report)
+    else:
+        _direction(event, before, after, report)
     _overdraft(books, event, after, report)
 
 
@@ -129,6 +132,20 @@ def _price(books: Shadow, event: AdmissionDecided, before: LedgerView, after: Le
     books.pinned_tokens += pinned
 
 
+def _direction(event: AdmissionDecided, before: LedgerView, after: LedgerView, report: Report) -> None:
+    """Whatever the accounting: computing costs both compute ledgers alike, and never gives KV back."""
+    spent = before.rem_input - after.rem_input
+    sliced = spent if before.rem_chunk is None or after.rem_chunk is None else before.rem_chunk - after.rem_chunk
+    gave = after.remaining_current > before.remaining_current or after.remaining_total > before.remaining_total
+    if spent < event.selected_extend or sliced != spent or gave:
+        report(
+            "INV-BUDGET-03",
+            f"{event.selected_extend} tokens or more off rem_input and rem_chunk alike, and no KV given back",
+            f"from {show(before)} to {show(after)}",
+            rid=event.rid,
+        )
+
+
 def _overdraft(books: Shadow, event: AdmissionDecided, after: LedgerView, report: Report) -> None:
     """A ledger below zero names why, and the reason is one that this configuration allows."""
     named = event.overdrafts
@@ -167,7 +184,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     """Opening and closing ledgers of the pass against the second books."""
     view, scheduler = books.view, books.config.scheduler
     growth = view.eos_growth + view.plain_growth * view.ratio
-    if abs(event.promised_tokens - growth) > TOLERANCE:
+    if books.reference and abs(event.promised_tokens - growth) > TOLERANCE:
         report("INV-BUDGET-04", f"{growth:g} promised to {view.running} running requests", f"{event.promised_tokens:g}")
     opened, closed = event.budget_open, event.budget_close
     if opened is None or closed is None:
@@ -180,7 +197,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
         if limit <= mixed:  # the rows alone would fill the slice, so they sit this step out
             mixed = 0
     chunk = None if scheduler.chunked_prefill_size is None else scheduler.chunked_prefill_size - mixed
-    current = (view.free + view.evictable) * books.page_size - mixed
+    current = (view.free + view.evictable) * books.page_size - mixed if books.reference else opened.remaining_current
     found = (opened.rem_input, opened.rem_chunk, opened.remaining_current)
     if (scheduler.max_prefill_tokens - mixed, chunk, current) != found or event.mixed_rows != mixed:
         report(
@@ -189,7 +206,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
             f"remaining_current {current}",
             f"{show(opened)}, mixed_rows {event.mixed_rows}",
         )
-    if abs(opened.remaining_total - (opened.remaining_current - growth)) > TOLERANCE:
+    if books.reference and abs(opened.remaining_total - (opened.remaining_current - growth)) > TOLERANCE:
         report(
             "INV-BUDGET-04",
             f"remaining_total {opened.remaining_current} - {growth:g} of growth of {view.running} running requests",
@@ -213,9 +230,11 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
                 rid=last.rid,
                 seqs=(last.seq,),
             )
-    if event.preempted and not event.claim_failed:
+    if event.claim_failed or not books.reference:
+        return
+    if event.preempted:
         _preempted(books, event, report)
-    elif not event.claim_failed and books.pinned_tokens != books.locked_pages * books.page_size:
+    elif books.pinned_tokens != books.locked_pages * books.page_size:
         report(
             "INV-BUDGET-03",
             f"{books.locked_pages} pages locked for prefixes, x {books.page_size} tokens charged",

@@ -116,7 +116,8 @@ CATALOG: Final[tuple[Law, ...]] = (
         1,
         Group.BUDGET,
         "O(1) per decision",
-        _ALWAYS,
+        "always; the cost is recomputed under reference accounting, else only its direction is checked; a preemption "
+        "may give KV back in between",
         "A broken chain of before and after, a double charge, or a refusal that cost something.",
     ),
     Law(

@@ -88,6 +88,8 @@ class Shadow:
         self.page_size = started.page_size
         self.num_pages = started.num_pages
         self.max_rows = started.max_running_requests
+        #: Prices are recomputed for the reference's accounting; another one is checked for order and sign only.
+        self.reference: bool = str(scheduler.kv_accounting) == "reference"
         self.clip = scheduler.clip_max_new_tokens
         self.chunking = scheduler.chunked_prefill_size is not None
         self.mixing = self.chunking and scheduler.enable_mixed_chunk
