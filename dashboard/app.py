@@ -21,7 +21,7 @@ if importlib.util.find_spec("dashboard") is None:
 from dashboard import components, theme
 from dashboard.feed import Look
 from dashboard.pulse import pulse_data
-from dashboard.session import DEFAULT_INTERVAL_S, INTERVALS_S, Viewer, now_mono_s, settings_from, viewer_for
+from dashboard.session import INTERVALS_S, Viewer, now_mono_s, settings_from, viewer_for
 from dashboard.views import VIEWS
 
 #: The head needs these whatever view is open.
@@ -36,10 +36,6 @@ def main() -> None:
     except ValueError as error:
         st.error(str(error))
         return
-    if "view" not in st.session_state:
-        asked = st.query_params.get("view", "now")
-        st.session_state["view"] = asked if asked in VIEWS else "now"
-        st.session_state["interval_s"] = DEFAULT_INTERVAL_S
     viewer = viewer_for(settings)
     st.html(theme.page_css(viewer.colours))
     every_s = viewer.run_every_s
@@ -48,7 +44,7 @@ def main() -> None:
 
 
 def _page(viewer: Viewer, every_s: float | None) -> None:
-    view = VIEWS[st.session_state.get("view") or "now"]
+    view = VIEWS[_view()]
     look = viewer.look(*_HEAD_PARTS, *view.parts)
     _head(viewer, look)
     _controls(viewer)
@@ -59,24 +55,42 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
         view.show(viewer, look)
 
 
+def _view() -> str:
+    """The open view: as chosen, else as the address says."""
+    chosen: str = st.session_state.get("view") or st.query_params.get("view", "now")
+    return chosen if chosen in VIEWS else "now"
+
+
 def _controls(viewer: Viewer) -> None:
-    """Choice of the view, pause, and refresh interval."""
+    """Choice of the view, pause, and refresh interval.
+
+    What was chosen is kept apart from the widgets: Streamlit forgets a widget that one broken-off run did not reach.
+    """
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="controls"):
         st.segmented_control(
             "View",
             list(VIEWS),
             format_func=lambda name: VIEWS[name].title,
-            key="view",
+            default=_view(),
+            key="view_box",
             label_visibility="collapsed",
             on_change=_view_changed,
         )
         with st.container(horizontal=True, vertical_alignment="center", width="content", key="pace"):
-            st.toggle("Pause", key="paused", on_change=viewer.pause_changed, help="All panels stand at one moment.")
+            st.toggle(
+                "Pause",
+                value=viewer.is_paused,
+                key="pause_box",
+                on_change=lambda: viewer.set_pause(paused=st.session_state["pause_box"]),
+                help="All panels stand at one moment.",
+            )
             st.selectbox(
                 "Refresh every",
                 INTERVALS_S,
+                index=INTERVALS_S.index(viewer.interval_s),
                 format_func=lambda s: f"every {s:g} s",
-                key="interval_s",
+                key="interval_box",
+                on_change=lambda: viewer.set_interval(st.session_state["interval_box"]),
                 label_visibility="collapsed",
                 width=120,
             )
@@ -85,7 +99,7 @@ def _controls(viewer: Viewer) -> None:
 def _view_changed() -> None:
     """The address names the view, so that a reload or a sent link opens the same one."""
     # A segmented control lets its choice be taken back; the page always has a view.
-    st.session_state["view"] = st.session_state["view"] or st.query_params.get("view", "now")
+    st.session_state["view"] = st.session_state["view_box"] or _view()
     st.query_params["view"] = st.session_state["view"]
 
 

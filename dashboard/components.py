@@ -48,8 +48,13 @@ def live_table(
     height: int,
     selected: str | None = None,
     on_pick: Callable[[str], None] | None = None,
+    hold: bool = False,
 ) -> None:
-    """A table whose rows live. `on_pick` gets the id of a row that was clicked, or an id that was typed and entered."""
+    """A table whose rows live.
+
+    on_pick  gets the id of a row that was clicked, or an id that was typed and entered
+    hold     rows flow so fast that they stand still while the pointer is over them
+    """
     _live_table(
         key=key,
         data={
@@ -61,6 +66,7 @@ def live_table(
             "filter": table.filter,
             "selected": selected,
             "pickable": on_pick is not None,
+            "hold": hold,
             "height": height,
             "colours": colours_for_css(colours),
         },

@@ -107,8 +107,13 @@ class Viewer:
         rid: str | None = st.session_state.get("picked_rid")
         return rid
 
-    def pause_changed(self) -> None:
+    def set_interval(self, interval_s: float) -> None:
+        """Refresh every `interval_s` seconds, one of INTERVALS_S."""
+        st.session_state["interval_s"] = interval_s
+
+    def set_pause(self, *, paused: bool) -> None:
         """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
+        st.session_state["paused"] = paused
         st.session_state["frozen_detail"] = None
         st.session_state["frozen"] = feed_for(self.settings).look(PARTS, max_age_s=0.0) if self.is_paused else None
 

@@ -62,6 +62,7 @@ function head(root, data, state, redraw) {
       if (isSorted) button.append(state.sort.down ? " ▾" : " ▴");
       button.onclick = () => {
         // Third click: back to the order of the engine.
+        root.isHovered = false;
         if (!isSorted) state.sort = { index, down: column.kind !== "mono" && column.kind !== "text" };
         else state.sort = state.sort.turned ? null : { index, down: !state.sort.down, turned: true };
         redraw();
@@ -97,6 +98,12 @@ export default function ({ data, parentElement, setTriggerValue }) {
   function draw() {
     const now = root.lastData;
     head(root, now, state, draw);
+    if (now.hold && root.isHovered && root.known?.size) {
+      // Rows that flow by cannot be hit: under the pointer they stand still.
+      for (const [id, tr] of root.known) tr.ariaSelected = String(id === now.selected);
+      root.querySelector(".note").textContent = "held while the pointer is here";
+      return;
+    }
     const needle = state.filter.trim().toLowerCase();
     const found = needle
       ? now.rows.filter((row) => row.cells.some((cell) => String(text(cell)).toLowerCase().includes(needle)))
@@ -171,6 +178,13 @@ export default function ({ data, parentElement, setTriggerValue }) {
   };
   scroller.onscroll = () => {
     state.scroll = scroller.scrollTop;
+  };
+  scroller.onpointerenter = (event) => {
+    root.isHovered = event.pointerType === "mouse";
+  };
+  scroller.onpointerleave = () => {
+    root.isHovered = false;
+    draw();
   };
   const isFirst = !root.known;
   draw();

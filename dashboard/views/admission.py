@@ -68,6 +68,7 @@ def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
         height=200,
         selected=str(st.session_state.get("picked_step")),
         on_pick=_hold,
+        hold=True,
     )
     if st.session_state.get("picked_step") is None:
         st.caption("The newest pass is shown. Click a pass to hold it.")

@@ -46,6 +46,7 @@ def show(viewer: Viewer, look: Look) -> None:
         height=440 if rid is None else 220,
         selected=rid,
         on_pick=viewer.pick_request,
+        hold=True,
     )
     if rid is None:
         st.caption(

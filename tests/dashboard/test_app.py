@@ -75,7 +75,7 @@ def test_a_refresh_brings_new_numbers_and_keeps_what_was_picked(
     at.run()
     assert component(at, "pulse")["facts"] != before
     assert component(at, "live_table", "queue")["selected"] == picked
-    assert at.session_state["view"] == "now"
+    assert at.session_state["view_box"] == "now"
     assert at.session_state["interval_s"] == 0.5
     assert f"{picked} came with a prompt of" in texts(at)
 
@@ -149,7 +149,7 @@ def test_pause_freezes_every_panel_at_one_moment(
     page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = page().run()
-    at.toggle(key="paused").set_value(True).run()
+    at.toggle(key="pause_box").set_value(True).run()
     step = engine.step
     monkeypatch.setattr("dashboard.feed.Feed._is_fresh", lambda *_: False)
     for _ in range(50):
@@ -162,7 +162,7 @@ def test_pause_freezes_every_panel_at_one_moment(
         assert component(at, "pulse")["paused"] is True
     opened(at, "admission")
     assert component(at, "live_table", "passes")["rows"][0]["id"] == str(step)
-    at.toggle(key="paused").set_value(False).run()
+    at.toggle(key="pause_box").set_value(False).run()
     assert dict(component(at, "pulse")["facts"])["step"].replace("\u202f", "") == str(engine.step)
     assert at.session_state["frozen"] is None
 

@@ -16,14 +16,16 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
 
-from browser import CHROMIUM, Browser, Visit, chromium, streamlit
+from browser import CHROMIUM, PATIENCE_MS, Browser, Visit, chromium, streamlit
 from fake_engine import FakeEngine, FakeServer, Ticker, warmed
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM}): apt-get install chromium"),
 ]
+
+expect.set_options(timeout=PATIENCE_MS)
 
 REAL_PAGE = os.environ.get("ADMITSCOPE_BROWSER_URL")
 
@@ -78,6 +80,12 @@ def visitor(browser: Browser) -> Iterator[Visitor]:
             context.close()
 
 
+def picked(row: Locator) -> str:
+    """Click a row and say whose it was, in one moment: rows move."""
+    rid: str = row.evaluate("row => { row.click(); return row.dataset.id; }")
+    return rid
+
+
 def test_the_page_loads_and_its_numbers_advance(stage: Stage, visitor: Visitor) -> None:
     visit = visitor()
     visit.open(stage.url)
@@ -85,6 +93,7 @@ def test_the_page_loads_and_its_numbers_advance(stage: Stage, visitor: Visitor) 
     second = visit.wait_for_step_after(first)
     visit.wait_for_step_after(second)
     expect(visit.page.get_by_test_id("data-age")).to_contain_text("data is")
+    expect(visit.page.locator(".st-key-interval_box input")).to_have_value("every 1 s")
     assert visit.page.evaluate("document.documentElement.dataset.admitscope") == "live"
 
 
@@ -103,9 +112,7 @@ def test_choice_filter_order_and_view_survive_refreshes(stage: Stage, visitor: V
     visit = visitor()
     visit.open(stage.url)
     table = visit.page.locator(".st-key-queue")
-    row = table.locator("tbody tr[data-id]").nth(4)
-    rid = row.get_attribute("data-id")
-    row.click()
+    rid = picked(table.locator("tbody tr[data-id]").nth(4))
     expect(visit.page.locator("ol.explain")).to_contain_text(f"{rid} came with a prompt of")
     box = table.locator("input[type=search]")
     box.fill("order")
@@ -125,6 +132,19 @@ def test_choice_filter_order_and_view_survive_refreshes(stage: Stage, visitor: V
     expect(visit.page.locator(".st-key-queue tbody tr[data-id]").first).to_be_visible()
 
 
+def test_another_pace_stays(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url)
+    box = visit.page.locator(".st-key-interval_box input")
+    box.click()
+    visit.page.get_by_role("option", name="every 2 s").click()
+    visit.wait_for_step_after(visit.wait_for_step_after(visit.step()))
+    expect(box).to_have_value("every 2 s")
+    visit.show("Requests")
+    visit.page.locator(".st-key-requests_finished").wait_for()
+    expect(box).to_have_value("every 2 s")
+
+
 def test_a_view_has_an_address_of_its_own(stage: Stage, visitor: Visitor) -> None:
     visit = visitor()
     visit.open(stage.url)
@@ -140,11 +160,10 @@ def test_a_picked_pass_is_held_while_newer_ones_are_made(stage: Stage, visitor: 
     visit.open(stage.url, "admission")
     row = visit.page.locator(".st-key-passes tbody tr[data-id]").nth(3)
     row.wait_for()
-    row.click()
+    step = picked(row)
     heading = visit.page.get_by_role("heading", name="Candidates of step")
     follow = visit.page.get_by_role("button", name="Follow the newest pass again")
     follow.wait_for()
-    step = visit.page.locator(".st-key-passes tr[aria-selected=true]").get_attribute("data-id")
     shown = re.compile(r"\D*" + r"\D?".join(step) + "$")
     expect(heading).to_have_text(shown)
     visit.wait_for_step_after(visit.wait_for_step_after(visit.step()))
@@ -187,6 +206,7 @@ def test_a_request_is_explained_by_click_and_by_typed_id(stage: Stage, visitor: 
     row = visit.page.locator(".st-key-requests_finished tbody tr[data-id]").nth(2)
     row.wait_for()
     row.click()
+    expect(visit.page.locator(".st-key-requests_finished .note")).to_contain_text("held while the pointer is here")
     visit.page.get_by_text("Where its time to first token went").wait_for()
     first = visit.page.locator("ol.explain").inner_text()
     assert first.strip()
@@ -202,7 +222,7 @@ def test_a_request_is_explained_by_click_and_by_typed_id(stage: Stage, visitor: 
 def test_pause_stops_every_panel_and_resuming_continues(stage: Stage, visitor: Visitor) -> None:
     visit = visitor()
     visit.open(stage.url)
-    pause = visit.page.locator(".st-key-paused label").first
+    pause = visit.page.locator(".st-key-pause_box label").first
     pause.click()
     expect(visit.page.get_by_test_id("data-age")).to_contain_text("paused at")
     step = visit.step()
