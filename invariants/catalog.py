@@ -236,7 +236,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         Group.STEP,
         "O(1) per end",
         _ALWAYS,
-        "A second end, an end that never came although its last token did, or a lock, row or page left behind.",
+        "A second end, an end that never came although the last token or an abort did, or a lock, row or page kept.",
     ),
     Law(
         "INV-PROG-01",

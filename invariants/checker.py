@@ -194,9 +194,8 @@ class InvariantChecker:
         self.checks_by_group["step"] += 1
 
     def _on_abort(self, books: Shadow, event: AbortRequested) -> None:
-        request = books.requests.get(event.rid)
-        if request is not None and request.abort_seq is None:
-            request.abort_seq = event.seq
+        if event.rid in books.requests:
+            books.aborting[event.rid] = event.seq
 
     def _on_transition(self, books: Shadow, event: RequestTransitioned) -> None:
         report, counts = self._report, self.checks_by_group

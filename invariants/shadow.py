@@ -35,7 +35,6 @@ class ShadowRequest:
     """
 
     __slots__ = (
-        "abort_seq",
         "cursor",
         "ignore_eos",
         "locks",
@@ -61,7 +60,6 @@ class ShadowRequest:
         self.row: int | None = None
         self.locks = 0
         self.token_step = -1
-        self.abort_seq: int | None = None
 
     @property
     def seq_len(self) -> int:
@@ -109,6 +107,8 @@ class Shadow:
         self.requests: dict[str, ShadowRequest] = {}
         self.rows: dict[int, str] = {}
         self.ended: dict[str, int] = {}
+        #: rid -> seq of the abort that must end it before the next step is applied
+        self.aborting: dict[str, int] = {}
         self.in_state: dict[RequestState, int] = dict.fromkeys(RequestState, 0)
         self.running: dict[str, ShadowRequest] = {}
         self.plain_growth = 0

@@ -202,6 +202,10 @@ def on_completed(books: Shadow, event: StepCompleted, report: Report) -> StepPla
     for rid in plan.decodes if event.failed else ():
         if rid in requests:
             report("INV-EXIT-01", "an end by error of every row of a failed step", f"{requests[rid].state}", rid=rid)
+    for rid, seq in books.aborting.items():
+        if rid in requests:
+            report("INV-EXIT-01", "the end that was asked for", f"still {requests[rid].state}", rid=rid, seqs=(seq,))
+    books.aborting.clear()
     recount(books, event, report)
     if books.in_state[RequestState.PREFILL] > 1:
         report("INV-CHUNK-04", "at most one request partly prefilled", f"{books.in_state[RequestState.PREFILL]}")

@@ -350,6 +350,7 @@ lie(
     lambda e: True,
     new_token_ratio=lambda e: e.new_token_ratio / 2,
 )
+swap("INV-EXIT-01", "an abort without an end", RequestTransitioned, cause(Cause.ABORT), lambda e: ())
 swap("INV-EXIT-01", "two ends", RequestTransitioned, cause(Cause.LENGTH), lambda e: (e, e))
 swap("INV-EXIT-01", "an end that was lost", RequestTransitioned, cause(Cause.LENGTH), lambda e: ())
 swap(
