@@ -8,6 +8,8 @@ count (checker, sinks) is asked for at scrape time, by `telemetry.exposition`.
 
 from __future__ import annotations
 
+from typing import Final
+
 from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.events import (
@@ -29,6 +31,9 @@ from telemetry.metric_catalog import CATALOG, FRONT_END, KV_STATES, LEDGERS, NS,
 from telemetry.observe import BLOCKERS, TTFT_PARTS
 from telemetry.request_timeline import RequestTimeline
 from telemetry.timeline import TimelineTracker
+
+#: Width of a page id in PagesMoved.
+PAGE_ID_BYTES: Final = 4
 
 
 class MetricsSink:
@@ -58,6 +63,7 @@ class MetricsSink:
         self._phase_cell = at["step_phase_seconds_total", PHASES[0]]
         self._left_cell = at["ledger_remaining_tokens", LEDGERS[0]]
         self._pages_cell = at["kv_pages", KV_STATES[0]]
+        self._page_cells = {state: at["kv_pages", state] for state in KV_STATES}
         self._blocker_cell = at["waiting_by_blocker", BLOCKERS[0]]
         self._waited_cell = at["waiting_request_seconds_total", BLOCKERS[0]]
         self._state_cell = at["requests", LiveState.WAITING]
@@ -90,8 +96,11 @@ class MetricsSink:
     def emit(self, event: AnyEvent) -> None:
         """Count one event."""
         kind = type(event)
-        if kind is PagesMoved or kind is LockChanged:
-            return  # the totals of StepPlanned and StepCompleted say it
+        if kind is PagesMoved:
+            self._moved(event)  # type: ignore[arg-type]
+            return
+        if kind is LockChanged:
+            return
         if kind is AdmissionDecided:
             self._decided(event)  # type: ignore[arg-type]  # `kind is` does not narrow, and is the fastest test
         self._timeline.apply(event)
@@ -200,6 +209,12 @@ class MetricsSink:
         self._set("promised_pages", round(1000 * event.promised_tokens / self._page_size))
         self._set("waiting_tokens", event.waiting_tokens)
         self._pages(event.pages)
+
+    def _moved(self, event: PagesMoved) -> None:
+        """An abort between two steps moves pages too, and the next step may be long in coming."""
+        count, cells = len(event.pages) // PAGE_ID_BYTES, self._books.cells
+        cells[self._page_cells[event.source]] -= count
+        cells[self._page_cells[event.target]] += count
 
     def _pages(self, pages: tuple[int, int, int, int]) -> None:
         at = self._pages_cell

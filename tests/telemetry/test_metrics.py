@@ -22,7 +22,7 @@ from invariants.catalog import CATALOG as LAWS
 from telemetry.exposition import PLAIN, Exposition
 from telemetry.metric_catalog import CATALOG, count_samples
 from telemetry.metrics import MetricsSink
-from telemetry.observe import BLOCKERS, TTFT_PARTS
+from telemetry.observe import BLOCKERS, PAGE_STATES, TTFT_PARTS
 from tests.builders import engine_config
 from tests.telemetry.live_run import MS, TimedRun, busy, configs, operations, play
 
@@ -188,21 +188,24 @@ def test_pool_pages_are_told_apart_by_owner() -> None:
 
 
 @given(config=configs, ops=operations)
-@settings(max_examples=25)
+@settings(max_examples=50)
 def test_every_waiting_request_has_one_blocker_and_numbers_agree_with_the_events(config: object, ops: list) -> None:
     scraped = Scraped(config)
     run = scraped.run
 
     def agree() -> None:
-        samples = scraped.scrape()
+        cells, at = scraped.sink.snapshot(), scraped.sink.at
+        shown = {key: cells[cell] for key, cell in at.items()}
         state = run.scheduler.state
-        assert _sum(samples, "waiting_by_blocker") == len(state.waiting)
+        assert sum(shown["waiting_by_blocker", blocker] for blocker in BLOCKERS) == len(state.waiting)
         by_state = Counter(request.state for request in state.requests.values())
-        live = {label[0][1]: n for (name, label), n in samples.items() if name == "requests"}
-        assert live["waiting"] + live["retracted"] == by_state[RequestState.WAITING]
-        assert live["prefill"] == by_state[RequestState.PREFILL]
-        assert live["decode"] == by_state[RequestState.DECODE]
-        assert _sum(samples, "kv_pages") == samples["kv_pages_capacity", ()]
+        waiting = shown["requests", "waiting"] + shown["requests", "retracted"]
+        assert waiting == by_state[RequestState.WAITING]
+        assert shown["requests", "prefill"] == by_state[RequestState.PREFILL]
+        assert shown["requests", "decode"] == by_state[RequestState.DECODE]
+        pages = [shown["kv_pages", page_state] for page_state in PAGE_STATES]
+        assert tuple(pages) == run.scheduler.kv.pool.counts
+        assert sum(pages) == shown["kv_pages_capacity", ""]
 
     rids = play(run, ops, check=agree)
     _totals_agree(scraped, rids)

@@ -1,0 +1,77 @@
+"""What watching costs: microseconds a step for each listener, and milliseconds a scrape. Asserts nothing.
+
+    python -m bench.telemetry
+
+The events are those of a real scheduler that decodes with 32, then 256 requests, admissions and ends included. CPU time,
+best of five runs, so that a busy machine does not decide. `metrics` runs on the engine thread; `read_model` on a worker
+thread, under the same interpreter lock.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+
+from engine.clock import VirtualClock
+from engine.events import AnyEvent, EventSink, RecordingSink
+from telemetry.exposition import Exposition
+from telemetry.metrics import MetricsSink
+from telemetry.read_model import ReadModel
+from tests.builders import CoreRun, engine_config
+
+RUNS = 5
+
+
+def recorded(rows: int) -> tuple[Sequence[AnyEvent], int]:
+    """Events of `rows` requests of 64 tokens in and 200 out, all at once; and the steps they took."""
+    config = engine_config(num_pages=rows * 20, page_size=16, max_running_requests=rows, max_prefill_tokens=8192)
+    sink = RecordingSink()
+    run = CoreRun(config, sink)
+    for at in range(rows):
+        run.add(f"request-{at:04d}", 64, 200, ignore_eos=True)
+    return sink.events, run.run()
+
+
+def best(work: Callable[[], object], runs: int = RUNS) -> float:
+    """CPU seconds of the quickest of `runs`."""
+    quickest = float("inf")
+    for _ in range(runs):
+        began = time.thread_time()
+        work()
+        quickest = min(quickest, time.thread_time() - began)
+    return quickest
+
+
+def feed(make: Callable[[], EventSink], events: Sequence[AnyEvent]) -> EventSink:
+    """A fresh listener that has heard everything."""
+    sink = make()
+    for event in events:
+        sink.emit(event)
+    return sink
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, best of {RUNS}")
+    print(f"{'listener':<12}{'rows':>6}{'events/step':>13}{'us/step':>10}")
+    makers: dict[str, Callable[[], EventSink]] = {
+        "metrics": lambda: MetricsSink(clock=VirtualClock()),
+        "read_model": lambda: ReadModel(clock=VirtualClock()),
+    }
+    for rows in (32, 256):
+        events, steps = recorded(rows)
+        for name, make in makers.items():
+            took = best(lambda make=make, events=events: feed(make, events))  # type: ignore[misc]
+            print(f"{name:<12}{rows:>6}{len(events) / steps:>13.1f}{took / steps * 1e6:>10.1f}")
+    metrics = MetricsSink(clock=VirtualClock())
+    for event in recorded(32)[0]:
+        metrics.emit(event)
+    exposition = Exposition(metrics)
+    for accept in ("text/plain", "application/openmetrics-text"):
+        took = best(lambda accept=accept: exposition.render(accept), 20)  # type: ignore[misc]
+        print(f"scrape as {accept}: {took * 1e3:.2f} ms, {len(exposition.render(accept)[0]) // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()
