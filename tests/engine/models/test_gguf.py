@@ -57,6 +57,7 @@ def test_an_untied_head_is_read(tmp_path: Path) -> None:
     assert torch.equal(loaded.lm_head, loaded.embedding.flip(0))
 
 
+@pytest.mark.model
 def test_metadata_reads_as_the_gguf_package_reads_it() -> None:
     """Every key of a real file, arrays of 49,152 strings included, equals what the package's own reader says."""
     path = packaged_gguf_path()
@@ -179,6 +180,7 @@ def test_a_damaged_file_is_read_or_refused_never_more(
         load_gguf(damaged, torch.float32)
 
 
+@pytest.mark.model
 def test_the_packaged_file_is_found_without_importing_the_package() -> None:
     path = packaged_gguf_path()
     assert path.suffix == ".gguf"
