@@ -2,9 +2,9 @@
 
     python -m bench.telemetry
 
-The events are those of a real scheduler that decodes with 32, then 256 requests, admissions and ends included. CPU time,
-best of five runs, so that a busy machine does not decide. `metrics` runs on the engine thread; `read_model` on a worker
-thread, under the same interpreter lock.
+The events are those of a real scheduler that decodes with 32, then 256 requests, admissions and ends included. CPU
+time, best of five runs, so that a busy machine does not decide. `metrics` runs on the engine thread; `read_model` on a
+worker thread, under the same interpreter lock.
 """
 
 from __future__ import annotations

@@ -315,6 +315,15 @@ def test_idle_time_runs_on_between_events_and_never_falls() -> None:
     assert scraped.value("idle_seconds_total") == 7.5
 
 
+def test_a_scrape_before_a_late_arrival_is_not_taken_back() -> None:
+    scraped = Scraped()
+    scraped.clock.advance_ns(7_500 * MS)
+    assert scraped.value("idle_seconds_total") == 7.5
+    scraped.run.now_ns = 7_000 * MS  # it had arrived by then, but its event was still on the way
+    scraped.run.add("a", 8, 1)
+    assert scraped.value("idle_seconds_total") == 7.5
+
+
 def test_a_step_that_runs_backwards_is_refused_not_raised() -> None:
     scraped = Scraped()
     scraped.run.add("a", 8, 2)
