@@ -139,11 +139,11 @@ class QueueWatch:
                     refused[rid] = (request.blocker, request.reason)
             if refused:
                 return
-        rid = end.rid
-        if rid is None and end.stop == "skipped":
-            rid = next(iter(self.waiting))
-        if rid is not None and rid in self.waiting and rid not in refused:
-            refused[rid] = (OF_REASON[end.stopped_by], end.stopped_by)
+        stopper = end.rid
+        if stopper is None and end.stop == "skipped":
+            stopper = next(iter(self.waiting))
+        if stopper is not None and stopper in self.waiting and stopper not in refused:
+            refused[stopper] = (OF_REASON[end.stopped_by], end.stopped_by)
 
     def _set(self, request: RequestTimeline, blocker: int, reason: Reason | None, t_ns: int) -> None:
         if request.blocker == blocker and request.reason == reason:
