@@ -96,10 +96,10 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
 def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *, height: int = 236) -> alt.LayerChart:
     """How a pass spent its ledgers, from `frames.ledger_segments` and `ledger_need`.
 
-    Each bar is one ledger, drawn to its own limit (100 percent): what the decode rows took, the continuation, each
+    Each bar is one ledger, drawn to its own limit (100 percent): what running requests took, the continuation, each
     admission, and what is left. The outlined bar is what the refused candidate needed.
     """
-    kinds = ["decode rows", "continuation", "admission", "left", "overdraft"]
+    kinds = ["running", "continuation", "admission", "left", "overdraft"]
     scale = alt.Scale(domain=kinds, range=[colours.segments[kind] for kind in kinds])
     rows = alt.Y(
         "ledger:N",
@@ -131,7 +131,7 @@ def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *
     needed = alt.Chart(need).transform_calculate(
         from_="datum.start / datum.limit",
         to_=f"min({_REACH}, datum.end / datum.limit)",
-        words="'needs ' + format(datum.need, ',.4~f') + ', has ' + format(datum.have, ',.4~f')",
+        words="'needs ' + format(datum.need, ',.1~f') + ', has ' + format(datum.have, ',.1~f')",
     )
     outline = needed.mark_bar(fillOpacity=0, stroke=colours.bad, strokeWidth=1.8, strokeDash=[4, 2]).encode(
         y=rows,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -74,6 +75,13 @@ class Detail:
     error: str | None = None
 
 
+def _known(value: _A | None) -> Future[_A | None]:
+    """A future that is already there."""
+    future: Future[_A | None] = Future()
+    future.set_result(value)
+    return future
+
+
 class Feed:
     """Answers of one engine, shared by all viewers of this process. Safe between threads."""
 
@@ -84,6 +92,7 @@ class Feed:
         self._wall = wall
         self._mono = mono
         self._fetching = threading.Lock()
+        self._pool = ThreadPoolExecutor(max_workers=len(PARTS), thread_name_prefix="feed")
         self._look = Look()
         self._tried_mono_s = float("-inf")
         self._wanted: dict[str, float] = {}
@@ -144,21 +153,27 @@ class Feed:
                 (status.engine_id, status.observe_seq) == (last.status.engine_id, last.status.observe_seq)
             )
 
-            def part(name: str, ask: Callable[[], _A], kept: _A | None) -> _A | None:
+            def part(name: str, ask: Callable[[], _A], kept: _A | None) -> Future[_A | None]:
                 # What nobody looks at is dropped, so that it is never shown later as if it were new.
-                if name not in wanted:
-                    return None
-                return kept if is_same and kept is not None else ask()
+                if name not in wanted or (is_same and kept is not None):
+                    return _known(kept if name in wanted else None)
+                return self._pool.submit(ask)
 
+            # All at once: a busy engine answers each only between two of its steps.
+            queue = part("queue", lambda: self._source.queue(MAX_ROWS), last.queue)
+            passes = part("passes", lambda: self._source.passes(MAX_PASSES), last.passes)
+            latency = part("latency", self._source.latency, last.latency)
+            requests = part("requests", lambda: self._source.requests(MAX_ROWS), last.requests)
+            pages = part("pages", self._source.pages, last.pages)
             return Look(
+                status=status,
+                queue=queue.result(),
+                passes=passes.result(),
+                latency=latency.result(),
+                requests=requests.result(),
+                pages=pages.result(),
                 contact_wall_s=self._wall(),
                 contact_mono_s=self._mono(),
-                status=status,
-                queue=part("queue", lambda: self._source.queue(MAX_ROWS), last.queue),
-                passes=part("passes", lambda: self._source.passes(MAX_PASSES), last.passes),
-                latency=part("latency", self._source.latency, last.latency),
-                requests=part("requests", lambda: self._source.requests(MAX_ROWS), last.requests),
-                pages=part("pages", self._source.pages, last.pages),
             )
         except (SourceUnavailable, BadQuestion) as error:
             return Look(

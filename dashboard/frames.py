@@ -48,6 +48,14 @@ LEDGER_TITLES: Final = {
     "remaining_current": "KV current",
 }
 
+#: What running requests took of a ledger before the pass began.
+_RUNNING: Final = {
+    "rem_input": "decode rows",
+    "rem_chunk": "decode rows",
+    "remaining_total": "held by running requests, and promised to their output",
+    "remaining_current": "held by running requests",
+}
+
 #: Reasons whose `need` and `have` are of one ledger; others compare something else (rows), or nothing.
 REASON_LEDGER: Final = {
     "compute_exhausted": "rem_input",
@@ -215,8 +223,10 @@ def refusal_of(row: PassRow) -> Refusal | None:
 def ledger_segments(row: PassRow) -> pd.DataFrame:
     """How one pass spent each ledger, as stacked intervals [start, end) in tokens.
 
-    kind  decode rows | continuation | admission | left | overdraft. A ledger without a limit, or with none above zero,
-    has no rows. Overdrafts lie beyond the limit: the ledger went below zero and says so.
+    kind  running | continuation | admission | left | overdraft
+    Running requests took their share before the pass began: one token for each decode row of input and chunk, what they
+    hold and are promised of K/V. A ledger without a limit, or with none above zero, has no rows. Overdrafts lie beyond
+    the limit: the ledger went below zero and says so.
     """
     rows: list[tuple[str, str, str, str, float, float, float, float, int]] = []
     for name in LEDGERS:
@@ -227,7 +237,7 @@ def ledger_segments(row: PassRow) -> pd.DataFrame:
         title = LEDGER_TITLES[name]
         at = 0.0
         opened = _ledger(row.budget_open, name)
-        spent = [("decode rows", "decode rows", "", limit - opened)] if opened is not None else []
+        spent = [(_RUNNING[name], "running", "", limit - opened)] if opened is not None else []
         for decision in row.candidates:
             before, after = _ledger(decision.before, name), _ledger(decision.after, name)
             if decision.admitted and before is not None and after is not None:

@@ -155,8 +155,8 @@ _PASS_COLUMNS: Final = (
 )
 
 
-def passes_table(passes: Sequence[PassRow]) -> Table:
-    """Steps that made a pass, newest first."""
+def passes_table(passes: Sequence[PassRow], steps: int) -> Table:
+    """Steps that made a pass, newest first, of the last `steps`."""
     rows: list[dict[str, Any]] = []
     for step in passes:
         admitted = sum(decision.admitted for decision in step.candidates)
@@ -179,7 +179,7 @@ def passes_table(passes: Sequence[PassRow]) -> Table:
     return Table(
         columns=_PASS_COLUMNS,
         rows=rows,
-        note=f"{len(rows)} passes of the last steps",
+        note=f"{len(rows)} of the last {steps} steps examined someone",
         empty=(
             "No pass has examined anyone yet",
             "Passes appear when requests arrive. Start a load with: admitscope demo",
@@ -208,9 +208,14 @@ def decisions_table(decisions: Sequence[DecisionRow], colours: Palette, *, with_
     return Table(
         columns=(first, *_DECISION_COLUMNS[1:]),
         rows=rows,
-        note=f"{len(rows)} decisions" if with_step else f"{len(rows)} candidates, in the order examined",
+        note=_decisions_note(len(rows), with_step=with_step),
         empty=("Nobody was examined", "This step made no admission pass."),
     )
+
+
+def _decisions_note(rows: int, *, with_step: bool) -> str:
+    plural = "" if rows == 1 else "s"
+    return f"{rows} decision{plural}" if with_step else f"{rows} candidate{plural}, in the order examined"
 
 
 def _decision_row(decision: DecisionRow, colours: Palette, *, with_step: bool) -> dict[str, Any]:

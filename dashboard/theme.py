@@ -54,6 +54,7 @@ LIGHT: Final = Palette(
     accent_soft="#d7e9f5",
     states={"free": "#e4e8eb", "private": "#0072b2", "protected": "#d55e00", "evictable": "#00936b"},
     segments={
+        "running": "#464f58",
         "decode rows": "#464f58",
         "continuation": "#d55e00",
         "admission": "#0072b2",
@@ -111,6 +112,7 @@ DARK: Final = Palette(
     accent_soft="#1d3a4f",
     states={"free": "#28313b", "private": "#3f9fdc", "protected": "#ee7f35", "evictable": "#2bb98d"},
     segments={
+        "running": "#c3ccd5",
         "decode rows": "#c3ccd5",
         "continuation": "#ee7f35",
         "admission": "#3f9fdc",

@@ -5,7 +5,7 @@ function bytes(base64) {
 }
 
 function layout(count, width, height) {
-  for (let size = 22; size >= 2; size -= 1) {
+  for (let size = count < 400 ? 40 : 22; size >= 2; size -= 1) {
     const columns = Math.max(1, Math.floor(width / size));
     if (Math.ceil(count / columns) * size <= height || size === 2) {
       return { size, columns, rows: Math.ceil(count / columns), gap: size >= 9 ? 2 : size >= 4 ? 1 : 0 };

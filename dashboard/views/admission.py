@@ -62,7 +62,7 @@ def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
         charts.steps_chart(frames.steps_frame(passes), viewer.colours), width="stretch", key="steps_computed"
     )
     live_table(
-        tables.passes_table(made),
+        tables.passes_table(made, len(passes.passes)),
         viewer.colours,
         key="passes",
         height=200,
@@ -88,9 +88,9 @@ def _follow() -> None:
 def _ledgers(viewer: Viewer, row: PassRow) -> None:
     st.subheader(f"Ledgers of step {f.count(row.step)}", anchor=False)
     colours = viewer.colours.segments
-    names = ("decode rows", "continuation", "admission", "left", "overdraft")
+    names = ("running", "continuation", "admission", "left", "overdraft")
     with st.container(horizontal=True, gap="small"):
-        legend([(colours[name], name, "") for name in names])
+        legend([(colours[name], "running requests" if name == "running" else name, "") for name in names])
         legend([(viewer.colours.bad, "needed by the refused", "")], shape="outline")
     segments, need = frames.ledger_segments(row), frames.ledger_need(row)
     st.altair_chart(charts.ledger_chart(segments, need, viewer.colours), width="stretch", key="ledgers_of_pass")

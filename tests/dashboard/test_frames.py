@@ -68,7 +68,7 @@ def test_ledger_bars_show_decode_rows_continuation_admissions_and_what_is_left(w
     segments = frames.ledger_segments(worked_pass)
     chunk = segments[segments["ledger"] == "chunk"]
     assert list(zip(chunk["kind"], chunk["rid"], chunk["start"], chunk["end"], strict=True)) == [
-        ("decode rows", "", 0, 8),
+        ("running", "", 0, 8),
         ("continuation", "A", 8, 56),
         ("admission", "B", 56, 88),
         ("left", "", 88, 96),

@@ -23,7 +23,7 @@ def all_tables(engine: FakeEngine) -> list[tables.Table]:
         tables.queue_table(frames.queue_frame(queue), queue.total, LIGHT),
         tables.requests_table(frames.requests_frame(requests.live), LIGHT, note="", live=True),
         tables.requests_table(frames.requests_frame(requests.finished), DARK, note="", live=False),
-        tables.passes_table(passes),
+        tables.passes_table(passes, 48),
         tables.decisions_table(frames.decisions_of(passes[0]), LIGHT),
         tables.decisions_table(engine.finished[0].decisions, DARK, with_step=True),
         tables.owners_table(pages.owners, pages.num_pages, pages.owners_total, LIGHT),
@@ -45,7 +45,7 @@ def test_an_empty_table_says_what_to_do() -> None:
         tables.queue_table(frames.queue_frame(queue), 0, LIGHT),
         tables.requests_table(frames.requests_frame(()), LIGHT, note="", live=True),
         tables.requests_table(frames.requests_frame(()), LIGHT, note="", live=False),
-        tables.passes_table([]),
+        tables.passes_table([], 0),
         tables.owners_table([], 10, 0, LIGHT),
     ]
     for table in tables_of_nothing:
