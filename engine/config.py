@@ -5,6 +5,7 @@ Frozen, and unknown keys are refused. Contradictory settings raise `ConfigError`
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
@@ -42,8 +43,10 @@ class SchedulerConfig(_Frozen):
     """Requests one prefill batch may hold. None: no limit."""
     schedule_policy: Policy = Policy.LPM
     """Order of the waiting queue."""
-    kv_accounting: Literal["reference"] = "reference"
-    """How KV memory is priced: `reference` decides exactly as SGLang 0.5.23 does."""
+    kv_accounting: Literal["reference", "exact"] = "reference"
+    """How KV memory is priced: `reference` decides exactly as SGLang 0.5.23 does, `exact` counts pages."""
+    truncation_align_size: int | None = Field(None, ge=1)
+    """The length of every cut of a prompt is a multiple of this, beside whole pages. None: no extra alignment."""
     lpm_fallback_threshold: int | None = Field(None, ge=1)
     """Waiting requests beyond which lpm and hrrn stop matching and keep the present order. None: never."""
     enable_mixed_chunk: bool = True
@@ -176,6 +179,40 @@ class EngineConfig(_Frozen):
                 "scheduler.schedule_policy='shortest-prefill-first' orders by cached prefixes: it contradicts "
                 "cache.enable_radix=False"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _exact_input_holds_a_page(self) -> Self:
+        scheduler, page = self.scheduler, self.cache.page_size
+        chunked = scheduler.kv_accounting == "exact" and scheduler.chunked_prefill_size is not None
+        if chunked and scheduler.max_prefill_tokens < page:
+            raise ValueError(
+                f"scheduler.max_prefill_tokens={scheduler.max_prefill_tokens} is below cache.page_size={page}: with "
+                "scheduler.kv_accounting='exact' it bounds every cut, which would be empty"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _alignment_fits_a_chunk(self) -> Self:
+        scheduler, page = self.scheduler, self.cache.page_size
+        align, chunk = scheduler.truncation_align_size, scheduler.chunked_prefill_size
+        if align is None:
+            return self
+        if chunk is None:
+            raise ValueError(
+                f"scheduler.truncation_align_size={align} aligns cuts, but scheduler.chunked_prefill_size=None makes "
+                "none"
+            )
+        unit = math.lcm(align, page)
+        limits = {"scheduler.chunked_prefill_size": chunk}
+        if scheduler.kv_accounting == "exact":
+            limits["scheduler.max_prefill_tokens"] = scheduler.max_prefill_tokens
+        for name, limit in limits.items():
+            if limit < unit:
+                raise ValueError(
+                    f"{name}={limit} is below scheduler.truncation_align_size={align} in whole pages of "
+                    f"cache.page_size={page} ({unit} tokens): every cut would be empty"
+                )
         return self
 
     @model_validator(mode="after")

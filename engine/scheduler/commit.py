@@ -50,7 +50,8 @@ def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> 
         state.last_extend_tokens = 0
     state.full = plan.full_after
     state.ratio = plan.ratio_after
-    state.sat_out_last = Guard.MIXED_SAT_OUT in plan.guards
+    state.sat_out_last = Guard.MIXED_SAT_OUT in plan.guards and plan.kind is StepKind.EXTEND
+    state.stuck = plan.kind is StepKind.IDLE and len(state.waiting) > 0
     for rid in plan.sampling:
         state.requests[rid].in_flight += 1
     for row in plan.prefills:

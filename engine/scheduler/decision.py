@@ -98,6 +98,9 @@ class Guard(StrEnum):
     ALLOC_MISS = "alloc_miss"
     MIXED_SAT_OUT = "mixed_sat_out"
     KV_POOL_EXHAUSTED = "kv_pool_exhausted"
+    LAST_PUSHED_BACK = "last_pushed_back"
+    SECOND_CUT = "second_cut"
+    LONE_REFUSED = "lone_refused"
 
 
 class LedgerView(msgspec.Struct, frozen=True, gc=False):

@@ -85,8 +85,8 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
             ),
         )
 
-    def release(self, available_tokens: int, promised_tokens: float) -> Budget:
-        """The budget after a running request gave back memory and its promise (preemption)."""
+    def release(self, available_tokens: int, promised_tokens: float, taken_tokens: int = 0) -> Budget:
+        """The budget after a running request gave back memory, its promise, and what it would have taken now."""
         kv = self.kv
         return Budget(
             self.compute,
@@ -94,7 +94,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
             KvLedger(
                 kv.available_tokens + available_tokens,
                 kv.pinned_tokens,
-                kv.current_offset,
+                kv.current_offset - taken_tokens,
                 kv.total_offset - promised_tokens,
             ),
         )

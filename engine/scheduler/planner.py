@@ -28,6 +28,8 @@ def plan_step(state: SchedulerState, now_ns: int) -> StepPlan:
     """What the next step does. Writes nothing: the same state and `now_ns` give the same plan."""
     skip = state.skip_reason
     growth = promised_growth(state.accounting, state.running, state.ratio)
+    if state.continuation is not None:
+        growth += state.accounting.continuation_promise(state.continuation)
     if skip is not None:
         first = next(iter(state.waiting), None)
         head = first.rid if first is not None else None
@@ -125,7 +127,8 @@ def _without_prefill(state: SchedulerState, now_ns: int, facts: StepFacts) -> St
     rids = tuple(request.rid for request in retraction.staying)
     guards = facts.guards
     if not rids:
-        guards += (Guard.KV_POOL_EXHAUSTED,)
+        aborted = retraction.victims[-1].aborted
+        guards += (Guard.KV_POOL_EXHAUSTED if aborted else Guard.LAST_PUSHED_BACK,)
     return _plan(
         fields,
         kind=StepKind.DECODE if rids else StepKind.IDLE,
@@ -156,10 +159,11 @@ class _Pass:
         self._mixed = mixed
         self._full = state.full
         available = (state.kv.free_pages + state.kv.evictable_pages) * state.kv.page_size
+        opening = state.accounting.opening(state.running if mixed else (), growth)
         self._open = Budget(
             ComputeLedger(config.max_prefill_tokens, mixed),
             ChunkLedger(chunk, mixed),
-            KvLedger(available, 0, mixed, mixed + growth),
+            KvLedger(available, 0, opening.current, opening.total),
         )
         self._adder = PrefillAdder(
             config=config,
@@ -169,6 +173,8 @@ class _Pass:
             running=state.running,
             ratio=state.ratio,
             passed_over=state.overtakes.count,
+            riding=mixed > 0,
+            stuck=state.stuck,
         )
 
     def run(self) -> StepPlan:
@@ -211,9 +217,9 @@ class _Pass:
         state, adder = self._state, self._adder
         preempts = state.config.enable_priority_preemption
         continuation_row = 1 if state.continuation is not None else 0
-        if adder.state.guards:
+        if adder.state.decisions and not adder.state.decisions[-1].is_admitted:
             # A parked continuation keeps its place: admitting others would take the memory it waits for.
-            return self._end("result", Reason.PARKED_BY_GUARD, state.continuation, 0)
+            return self._end("result", adder.state.decisions[-1].reason, state.continuation, 0)
         for index, request in enumerate(state.candidates(self._now_ns)):
             members = adder.state.members
             if self._full and not preempts:

@@ -22,6 +22,7 @@ from engine.request import Cause, FinishReason, Request, RequestState
 from engine.scheduler.accounting import ReferenceAccounting
 from engine.scheduler.commit import apply_outcome, commit_plan, drop_ended, finish
 from engine.scheduler.decision import Guard
+from engine.scheduler.exact import ExactAccounting
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.planner import plan_step
 from engine.scheduler.policies import OrderInputs
@@ -58,7 +59,7 @@ class Scheduler:
             events=self.publisher,
             enable_radix=config.cache.enable_radix,
         )
-        accounting = ReferenceAccounting(
+        accounting = (ExactAccounting if config.scheduler.kv_accounting == "exact" else ReferenceAccounting)(
             page_size=config.cache.page_size, clip_max_new_tokens=config.scheduler.clip_max_new_tokens
         )
         self.state = SchedulerState(config.scheduler, self.kv, accounting)
@@ -67,9 +68,8 @@ class Scheduler:
     # -- the doors -------------------------------------------------------------------------------------------------
 
     def largest_output(self, prompt_len: int) -> int:
-        """Most output tokens a prompt of this length may ask of the empty pool (rule book section 2, intake clip)."""
-        page = self.kv.page_size
-        return self.kv.num_pages * page - self.kv.pages_ceil(prompt_len) * page - page - 1
+        """Most output tokens a prompt of this length may ask of the empty pool."""
+        return self.state.accounting.largest_output(prompt_len, self.kv.num_pages * self.kv.page_size)
 
     def add(self, arrival: Arrival, now_ns: int) -> Request:
         """Queue a request. Raises RequestRefused when its id is live or it can never fit; then nothing is kept."""
@@ -81,7 +81,7 @@ class Scheduler:
             raise RequestRefused(
                 RefusalCause.NEVER_FITS,
                 f"a prompt of {arrival.prompt_len} tokens and one output token do not fit the KV pool of {pool} tokens "
-                f"(pages of {self.kv.page_size}; one page is kept as slack)",
+                f"(pages of {self.kv.page_size}, {self.state.config.kv_accounting} accounting)",
                 field="prompt",
             )
         request = Request(
@@ -237,7 +237,7 @@ class Scheduler:
     def _skip_reason(self) -> str | None:
         """Rule book section 4.0: why no pass is made, None when one is. May write the full flag, as the reference."""
         state = self.state
-        if not state.running or state.config.enable_priority_preemption:
+        if not state.running or state.config.enable_priority_preemption or not state.accounting.latches_full:
             state.full = False
         if state.continuation is not None:
             if self._decode_turn():

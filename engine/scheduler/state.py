@@ -68,6 +68,8 @@ class SchedulerState:
         self.ordering: Ordering | None = None
         self.skip_reason: str | None = None
         self.sat_out_last = False
+        #: The last step did nothing although somebody waited.
+        self.stuck = False
         self.in_flight: StepPlan | None = None
         self.evicted_in_step = 0
         self.step = 0

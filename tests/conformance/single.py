@@ -83,14 +83,15 @@ def _stop(plan: StepPlan) -> str:
     return stop
 
 
-def run_pass(case: dict[str, Any], *, guards: bool) -> Difference | None:
-    """Make the pass and build its batch; the first difference, or None."""
+def run_pass(case: dict[str, Any], *, guards: bool, acted: set[str]) -> Difference | None:
+    """Make the pass and build its batch; the first difference, or None. `acted` gets the guards that acted."""
     scenario, expected = case["scenario"], case["expected"]
     virtual = build(scenario, guards=guards)
     scheduler, state = virtual.scheduler, virtual.scheduler.state
     played: dict[str, Any] = {"initial": virtual.counts()}
     scheduler.prepare(0)
     plan = scheduler.plan(0)
+    acted.update(plan.guards)
     skipped = plan.pass_end is not None and plan.pass_end.stop == "skipped"
     members = [[row.rid, row.prefix_len, row.extend_len] for row in plan.prefills]
     if plan.prefills:

@@ -60,13 +60,14 @@ def pass_fields(plan: StepPlan) -> dict[str, Any]:
 _MODES = {StepKind.EXTEND: "prefill", StepKind.MIXED: "mixed", StepKind.DECODE: "decode", StepKind.IDLE: "idle"}
 
 
-def play_round(virtual: Virtual, number: int) -> dict[str, Any]:
+def play_round(virtual: Virtual, number: int, acted: set[str]) -> dict[str, Any]:
     """One round; returns it in the recorded layout, every field present."""
     scheduler = virtual.scheduler
     state = scheduler.state
     entry: dict[str, Any] = {"round": number, "ratio": state.ratio, "processed": state.processed_tokens}
     scheduler.prepare(0)
     plan = scheduler.commit(scheduler.plan(0))
+    acted.update(plan.guards)
     entry["mode"] = _MODES[plan.kind]
     entry |= pass_fields(plan)
     entry["at_launch"] = virtual.counts()
@@ -108,8 +109,8 @@ def check_round(recorded: dict[str, Any], played: dict[str, Any], where: str) ->
     return None
 
 
-def run_trace(case: dict[str, Any], *, guards: bool) -> Difference | None:
-    """Play a trace; the first difference, or None when all of it agrees."""
+def run_trace(case: dict[str, Any], *, guards: bool, acted: set[str]) -> Difference | None:
+    """Play a trace; the first difference, or None when all of it agrees. `acted` gets the guards that acted."""
     scenario, expected = case["scenario"], case["expected"]
     virtual = Virtual(scenario, guards=guards)
     pending = sorted(scenario["requests"], key=lambda spec: spec["arrival_round"])
@@ -119,7 +120,7 @@ def run_trace(case: dict[str, Any], *, guards: bool) -> Difference | None:
         for index in range(repeat):
             while pending and pending[0]["arrival_round"] <= number:
                 virtual.arrive(pending.pop(0))
-            played = play_round(virtual, number)
+            played = play_round(virtual, number, acted)
             number += 1
             if repeat > 1:
                 first, last = index == 0, index == repeat - 1
