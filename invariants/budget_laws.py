@@ -150,13 +150,16 @@ def _overdraft(books: Shadow, event: AdmissionDecided, after: LedgerView, report
     """A ledger below zero names why, and the reason is one that this configuration allows."""
     named = event.overdrafts
     if after.rem_input < 0:
-        first = not any(d.reason in ADMITTED for d in books.decisions)
+        request = books.requests.get(event.rid)
+        # Rule book 4f bounds the requests after the first; the walk of known lengths without a tree replaces it.
+        walks = request is not None and request.ignore_eos and not books.config.cache.enable_radix
+        first = walks or not any(d.reason in ADMITTED for d in books.decisions)
         due = Overdraft.INPUT_BY_CHUNK if books.chunking else Overdraft.FIRST_UNCHUNKED
         if due not in named or (due is Overdraft.FIRST_UNCHUNKED and not first):
             report(
                 "INV-BUDGET-01",
                 f"rem_input at 0 or above, or overdraft {due}",
-                f"{after.rem_input}, overdrafts {list(named)}, first of the batch {first}",
+                f"{after.rem_input}, overdrafts {list(named)}, may be the one to exceed it {first}",
                 rid=event.rid,
             )
     if after.rem_chunk is not None and after.rem_chunk < 0 and event.rem_chunk_before is not None:

@@ -96,8 +96,8 @@ CATALOG: Final[tuple[Law, ...]] = (
         1,
         Group.BUDGET,
         "O(1) per decision",
-        "reference accounting: first_unchunked (chunking off, first of the batch), input_by_chunk (chunking on), "
-        "chunk_page_rounding (by less than a page), kv_rounding, continuation",
+        "reference accounting: first_unchunked (chunking off; first of the batch, or ignore_eos with the tree off), "
+        "input_by_chunk (chunking on), chunk_page_rounding (by less than a page), kv_rounding, continuation",
         "A ledger below zero after an admission whose record names no overdraft that this configuration allows.",
     ),
     Law(

@@ -87,12 +87,6 @@ jobs = st.lists(
 quick = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def known(config: EngineConfig, job: Job) -> bool:
-    """Whether the length of a request is known. Without a tree such requests have faults of their own, which
-    `test_known_lengths` holds: they are left out here."""
-    return job.ignore_eos and config.cache.enable_radix
-
-
 def drive(config: EngineConfig, work: list[Job], fails: set[int]) -> None:
     """Run `work` on the real scheduler, an audit after each step, and find nothing wrong and nothing held."""
     checker = InvariantChecker()
@@ -107,7 +101,7 @@ def drive(config: EngineConfig, work: list[Job], fails: set[int]) -> None:
                     f"r{index}",
                     job.prompt(index),
                     job.max_new,
-                    ignore_eos=known(config, job),
+                    ignore_eos=job.ignore_eos,
                     priority=job.priority,
                 )
             except RequestRefused:
@@ -149,7 +143,7 @@ def test_no_law_breaks_in_the_engine(config: EngineConfig, work: list[Job]) -> N
     while pending or engine.has_work:
         while pending and pending[0][1].arrives <= step:
             index, job = pending.pop(0)
-            params = SamplingParams(max_new_tokens=job.max_new, ignore_eos=known(config, job))
+            params = SamplingParams(max_new_tokens=job.max_new, ignore_eos=job.ignore_eos)
             try:
                 engine.add_request(
                     EngineRequest(rid=f"r{index}", prompt_ids=job.prompt(index), params=params, priority=job.priority)

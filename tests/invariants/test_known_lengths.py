@@ -1,14 +1,11 @@
-"""Requests of known length (`ignore_eos`) without a prefix tree: laws that the reference's own walk breaks."""
+"""Requests of known length (`ignore_eos`) without a prefix tree: where the reference's own walk would break laws."""
 
 from __future__ import annotations
-
-import pytest
 
 from invariants import InvariantChecker
 from tests.builders import CoreRun, engine_config
 
 
-@pytest.mark.xfail(reason="the walk refuses, even in an empty pool, a request whose output was clamped to the pool")
 def test_a_clamped_request_runs_alone() -> None:
     checker = InvariantChecker(progress_steps=8)
     run = CoreRun(engine_config(num_pages=9, enable_radix=False), checker, after_step=checker.audit)
@@ -16,7 +13,6 @@ def test_a_clamped_request_runs_alone() -> None:
     run.run(500)
 
 
-@pytest.mark.xfail(reason="the walk cuts a second request while another one is half done, guards or not")
 def test_only_one_request_is_cut() -> None:
     checker = InvariantChecker()
     config = engine_config(enable_radix=False, chunked_prefill_size=64, max_prefill_tokens=512)

@@ -23,6 +23,7 @@ def watched(seen: Counter[str], checker: InvariantChecker) -> Tap:
             seen["retracted"] += len(event.retractions)
         elif type(event) is AdmissionDecided:
             seen[event.reason] += 1
+            seen.update(event.overdrafts)
             seen["unaligned"] += event.reason is Reason.ADMITTED_FIRST_CHUNK and event.extend_end % 16 != 0
         return (event,)
 
@@ -61,6 +62,19 @@ def test_an_allocation_miss_changes_nothing(kind: str) -> None:
     run.run()
     assert seen["claim_failed"] == 3
     assert seen[Guard.ALLOC_MISS] == 3
+    assert checker.total_violations == 0
+
+
+def test_known_lengths_without_a_tree_are_not_bounded_by_input() -> None:
+    """The walk that replaces the reference's size tests has no test against the input ledger."""
+    checker = InvariantChecker()
+    config = engine_config(enable_radix=False, chunked_prefill_size=None, max_prefill_tokens=32)
+    seen: Counter[str] = Counter()
+    run = CoreRun(config, watched(seen, checker), after_step=checker.audit)
+    run.add("first", 4, 2)
+    run.add("known", 60, 2, ignore_eos=True)
+    run.run()
+    assert seen["first_unchunked"]
     assert checker.total_violations == 0
 
 

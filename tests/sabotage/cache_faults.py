@@ -12,25 +12,24 @@ from engine.kvcache.radix_cache import Node
 from engine.request import Cause, RequestState
 from engine.scheduler import commit
 from engine.scheduler.plan import StepPlan
-from engine.scheduler.prefill_adder import PrefillAdder
 from tests.builders import CoreRun
-from tests.sabotage.engine_faults import breaks
+from tests.sabotage.engine_faults import breaks, planned
 
 # -- what a request holds --------------------------------------------------------------------------------------------
 
 
 @breaks("INV-LOCK-01", "a temporary lock that stays")
 def temporary_lock(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    original = PrefillAdder._refuse
+    def change(plan: StepPlan) -> StepPlan:
+        tree, requests = run.scheduler.kv.tree, run.scheduler.state.requests
+        for decision in plan.decisions:
+            request = requests[decision.rid]
+            node, pages = tree.touch(request.keys.first(4))
+            if pages and not decision.is_admitted and request.state is RequestState.WAITING:
+                tree.lock(node, request.rid)
+        return plan
 
-    def broken(self: PrefillAdder, request: Any, *args: Any, **kwargs: Any) -> Any:
-        tree = run.scheduler.kv.tree
-        node, pages = tree.touch(request.keys.first(4))
-        if pages and request.state is RequestState.WAITING:
-            tree.lock(node, request.rid)
-        return original(self, request, *args, **kwargs)
-
-    patch.setattr(PrefillAdder, "_refuse", broken)
+    planned(run, patch, change)
 
 
 @breaks("INV-LOCK-01", "a victim that keeps its lock")

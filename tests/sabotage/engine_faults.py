@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from engine.kvcache.kv_cache import KvCache
 from engine.request import Cause
 from engine.scheduler import commit, ledgers, planner
-from engine.scheduler.decision import Reason
+from engine.scheduler.decision import AdmissionDecision, Reason
 from engine.scheduler.plan import StepKind, StepPlan
-from engine.scheduler.prefill_adder import PrefillAdder
 from tests.builders import CoreRun
 from tests.sabotage.scenario import FAULTS, Fault
 
@@ -30,18 +29,31 @@ def breaks(law: str, name: str, **settings: object) -> Callable[[Break], Break]:
     return register
 
 
+def planned(run: CoreRun, patch: pytest.MonkeyPatch, change: Callable[[StepPlan], StepPlan]) -> None:
+    """Every plan goes through `change`."""
+    original = run.scheduler.plan
+    patch.setattr(run.scheduler, "plan", lambda now_ns: change(original(now_ns)))
+
+
+def first_cut(plan: StepPlan, change: Callable[[AdmissionDecision], int]) -> StepPlan:
+    """The plan with another length of its first cut, in its decision and in its row alike."""
+    cut = next((one for one in plan.decisions if one.reason is Reason.ADMITTED_FIRST_CHUNK), None)
+    if cut is None:
+        return plan
+    extend = change(cut)
+    return replace(
+        plan,
+        decisions=tuple(replace(one, selected_extend=extend) if one is cut else one for one in plan.decisions),
+        prefills=tuple(replace(row, extend_len=extend) if row.rid == cut.rid else row for row in plan.prefills),
+    )
+
+
 # -- pieces of prompts -----------------------------------------------------------------------------------------------
 
 
 @breaks("INV-CHUNK-01", "a piece of length zero")
-def zero_length(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    original = PrefillAdder._slice
-
-    def broken(self: PrefillAdder, *args: Any) -> Any:
-        extend, refusal = original(self, *args)
-        return (0, None) if refusal is not None and refusal[0] is Reason.CHUNK_BELOW_PAGE else (extend, refusal)
-
-    patch.setattr(PrefillAdder, "_slice", broken)
+def zero_length(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    planned(run, patch, lambda plan: first_cut(plan, lambda _cut: 0))
 
 
 @breaks("INV-CHUNK-02", "a continuation that starts over")
@@ -55,12 +67,6 @@ def starts_over(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
         original(now_ns)
 
     patch.setattr(run.scheduler, "prepare", broken)
-
-
-def planned(run: CoreRun, patch: pytest.MonkeyPatch, change: Callable[[StepPlan], StepPlan]) -> None:
-    """Every plan goes through `change`."""
-    original = run.scheduler.plan
-    patch.setattr(run.scheduler, "plan", lambda now_ns: change(original(now_ns)))
 
 
 @breaks("INV-CHUNK-03", "a token from a middle piece")
@@ -105,27 +111,19 @@ def continuation_last(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks("INV-CHUNK-05", "a first cut three tokens short")
-def unaligned(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    original = PrefillAdder._slice
-
-    def broken(self: PrefillAdder, *args: Any) -> Any:
-        extend, refusal = original(self, *args)
-        return (extend - 3, None) if refusal is None and extend < args[-1] else (extend, refusal)
-
-    patch.setattr(PrefillAdder, "_slice", broken)
+def unaligned(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    planned(run, patch, lambda plan: first_cut(plan, lambda cut: cut.selected_extend - 3))
 
 
 # -- ledgers ---------------------------------------------------------------------------------------------------------
 
 
 @breaks("INV-BUDGET-01", "overdrafts that nobody names")
-def silent_overdraft(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefillAdder, "_overdrafts", lambda self, *args, **kwargs: ())
+def silent_overdraft(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    def change(plan: StepPlan) -> StepPlan:
+        return replace(plan, decisions=tuple(replace(one, overdrafts=()) for one in plan.decisions))
 
-
-@breaks("INV-BUDGET-01", "a cut that ignores the slice")
-def ignores_slice(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefillAdder, "_slice", lambda self, *args: (args[-1], None))
+    planned(run, patch, change)
 
 
 @breaks("INV-BUDGET-02", "decode rows charged twice")
@@ -151,16 +149,11 @@ def pin_forgotten(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
 
 
 @breaks("INV-BUDGET-03", "a refusal that is charged")
-def refusal_charged(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    original = PrefillAdder._refuse
+def refusal_charged(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
+    def charged(one: AdmissionDecision) -> AdmissionDecision:
+        return one if one.is_admitted else replace(one, after=replace(one.after, rem_input=one.after.rem_input - 16))
 
-    def broken(self: PrefillAdder, *args: Any, **kwargs: Any) -> Any:
-        self.state.budget = self.state.budget.charge(ledgers.Cost(16, 16, 0, 16, 16.0))
-        decision = original(self, *args, **kwargs)
-        view = replace(decision.before, rem_input=decision.before.rem_input + 16)
-        return replace(decision, before=view)
-
-    patch.setattr(PrefillAdder, "_refuse", broken)
+    planned(run, patch, lambda plan: replace(plan, decisions=tuple(map(charged, plan.decisions))))
 
 
 @breaks("INV-BUDGET-04", "a promise that skips the last running request")
