@@ -94,3 +94,14 @@ def test_log_probabilities_that_json_cannot_hold_are_clamped(value: float) -> No
     choice = choice_of(SamplingParams(logprobs=0))
     delta: Any = choice.push(TokenOutput("r", 97, 0, logprobs=TokenLogprobs(97, value)))
     assert delta.entries[0].token.logprob == -9999.0
+
+
+@pytest.mark.parametrize(
+    ("detail", "include", "text"),
+    [("eos", False, ""), ("eos", True, ""), ("stop_token", False, ""), ("stop_token", True, "a")],
+)
+def test_the_token_that_ends_by_its_id_is_no_text_even_when_it_has_some(detail: str, include: bool, text: str) -> None:
+    choice = choice_of(SamplingParams(include_stop=include))
+    delta = choice.push(TokenOutput("r", 97, 0, finish=FinishReason.STOP, detail=detail))
+    assert delta is not None
+    assert (delta.text, delta.finish, choice.completion_tokens) == (text, "stop", 1)

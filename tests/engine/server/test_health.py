@@ -117,6 +117,7 @@ def test_fr_39_c_rounds_without_result_are_a_stall_with_its_reason(serve: Any) -
     live, engine = start(serve, server={"stall_after_s": 0.6})
     engine.stalled = True
     asked = [Asker(live) for _ in range(3)]
+    until(lambda: live.thread.status.waiting == 3, "three waiting")
     until(lambda: probe(live, "/health") == (503, "stalled"), "the threshold")
     body = live.http.get("/ready").json()
     assert body["waiting"] == 3
@@ -127,22 +128,28 @@ def test_fr_39_c_rounds_without_result_are_a_stall_with_its_reason(serve: Any) -
 
 def test_fr_39_d_a_full_queue_that_moves_is_alive_but_not_ready(serve: Any) -> None:
     live, _ = start(
-        serve, step_ms=5, scheduler={"max_running_requests": 1}, server={"max_queued_requests": 1, "stall_after_s": 20}
+        serve,
+        step_ms=5,
+        make_executor=GatedExecutor,
+        scheduler={"max_running_requests": 1},
+        server={"max_queued_requests": 1, "stall_after_s": 20},
     )
-    asked = [Asker(live, max_tokens=60) for _ in range(2)]
+    asked = [Asker(live, max_tokens=400) for _ in range(2)]
     until(lambda: live.thread.status.waiting == 1 and live.thread.status.running == 1, "a full queue")
+    live.executor.gate.clear()  # for as long as it takes to look, and far below the threshold
     assert probe(live, "/health") == (200, "alive")
     assert probe(live, "/ready") == (503, "queue_full")
+    live.executor.gate.set()
     assert [one.answer().status_code for one in asked] == [200, 200]
     until(lambda: probe(live, "/ready") == (200, "ready"), "room again")
 
 
 def test_fr_39_e_an_idle_engine_is_alive_and_ready(serve: Any) -> None:
-    live, _ = start(serve, server={"stall_after_s": 0.6})
+    live, _ = start(serve, server={"stall_after_s": 1.5})
     live.post(max_tokens=1)
-    until(lambda: live.http.get("/health").json()["last_token_age_s"] > 1, "idle for longer than the threshold")
-    assert probe(live, "/health") == (200, "alive")
-    assert probe(live, "/ready") == (200, "ready")
+    until(lambda: (live.http.get("/health").json()["last_token_age_s"] or 0) > 2, "idle for longer than the threshold")
+    until(lambda: probe(live, "/health") == (200, "alive"), "alive")
+    until(lambda: probe(live, "/ready") == (200, "ready"), "ready")
 
 
 def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(serve: Any) -> None:
