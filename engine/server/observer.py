@@ -26,6 +26,10 @@ class FrontEndObserver(Protocol):
         """One write of a stream took `ns` nanoseconds."""
         ...
 
+    def on_first_byte(self, rid: str, t_ns: int) -> None:
+        """The first token of a streamed request was written at `t_ns` on the engine's clock. Once per request."""
+        ...
+
 
 class NullObserver:
     """Listens to nothing."""
@@ -37,3 +41,5 @@ class NullObserver:
     def on_disconnect(self) -> None: ...
 
     def on_stream_send(self, ns: int) -> None: ...
+
+    def on_first_byte(self, rid: str, t_ns: int) -> None: ...

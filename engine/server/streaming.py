@@ -163,10 +163,14 @@ class GenerationResponse(Response):
             },
         )
         greeted: set[str] = set()
+        unseen = set(self._choices)
         while outputs := await self._reply.batch():
             data = b"".join(self._events(outputs, greeted))
             if data:
                 self._observer.on_stream_send(await wire.write(data, more=True))
+                for rid in unseen.intersection(output.rid for output in outputs):
+                    unseen.discard(rid)
+                    self._observer.on_first_byte(rid, self._clock.now_ns())
         tail = _DONE
         if self._envelope.include_usage and not any(choice.failure for choice in self._intake.choices):
             usage = usage_of(self._intake.choices, self._intake.choices_per_prompt)

@@ -83,6 +83,7 @@ class CountingObserver:
         self.rejected: Counter[RefusalCause] = Counter()
         self.disconnects = 0
         self.sends = 0
+        self.first_bytes: dict[str, int] = {}
 
     def on_received(self) -> None:
         self.received += 1
@@ -92,6 +93,9 @@ class CountingObserver:
 
     def on_disconnect(self) -> None:
         self.disconnects += 1
+
+    def on_first_byte(self, rid: str, t_ns: int) -> None:
+        self.first_bytes[rid] = t_ns
 
     def on_stream_send(self, ns: int) -> None:
         assert ns >= 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -321,3 +322,14 @@ def test_fr_45_twelve_clients_two_places_twelve_answers(serve: Any) -> None:
     assert live.observer.received == 12
     live.assert_nothing_held()
     assert live.post(max_tokens=1).status_code == 200
+
+
+def test_the_first_byte_of_a_stream_is_told_once_per_request(serve: Any) -> None:
+    """So that time to first token is known when it happens, not when the response is complete."""
+    live = scripted(serve, [*(ord(char) for char in "abcdefgh"), EOS])
+    body = {"model": "simulated", "prompt": ["abc", "de"], "max_tokens": 8, "stream": True}
+    began = time.monotonic_ns()
+    events_of(live.http.post("/v1/completions", json=body))
+    assert len(live.observer.first_bytes) == 2
+    assert all(began < t_ns < time.monotonic_ns() for t_ns in live.observer.first_bytes.values())
+    live.assert_nothing_held()
