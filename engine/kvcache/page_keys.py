@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,3 +88,13 @@ class PageKeys:
     def first(self, pages: int) -> Keys:
         """The first `pages` keys (fewer when fewer exist)."""
         return self._keys[: min(pages, self._len)]
+
+    def at(self, page: int) -> int:
+        """The key of one page, which must exist."""
+        return self._keys.item(page)
+
+    def after(self, start: int, end: int, packed: bytes) -> int | None | Literal[False]:
+        """The key that follows if keys [start, end) are `packed`, None if they are and end here, False if not."""
+        if self._len < end or self._keys[start:end].tobytes() != packed:
+            return False
+        return self._keys.item(end) if self._len > end else None

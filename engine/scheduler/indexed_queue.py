@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from engine.config import Policy
@@ -21,11 +22,13 @@ from engine.request import Request
 from engine.scheduler.policies import Ordering, OrderInputs
 from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
 from engine.scheduler.policies.shortest_prefill_first import uncached_work
-from engine.scheduler.prefix_index import Entry, PrefixIndex
+from engine.scheduler.prefix_index import Entry, Place, PrefixIndex
 
 #: Above this share of the queue moving at once, sorting anew is cheaper than moving one by one.
 _REBUILD_SHARE: Final = 8
 _LAST: Final = (1, 0)
+_FIRST: Final = itemgetter(0)
+_PLACE: Final = attrgetter("key", "label")
 
 
 class _ColdGroup:
@@ -96,17 +99,18 @@ class IndexedQueue:
         """Match again, in present order, whoever may match otherwise than in the last pass."""
         page_size = inputs.kv.page_size
         changed = self._index.take_pending()
-        changed.sort(key=lambda entry: (entry.key, entry.label))
+        changed.sort(key=_PLACE)
         self._index.begin_pass()
         walked = changed + list(self._arrivals.values())
+        self._index.walk(walked)
         for entry in walked:
-            pages = self._index.walk(entry)
             request = entry.request
-            request.matched_len = min(pages * page_size, request.seq_len - 1)
-            is_cold = pages * page_size <= COLD_LIMIT_TOKENS and request.head32_key is not None
+            matched = entry.pages * page_size
+            request.matched_len = min(matched, request.seq_len - 1)
+            is_cold = matched <= COLD_LIMIT_TOKENS and request.head32_key is not None
             if is_cold and entry.cold_head is None:
                 self._join_cold(entry)
-            elif not is_cold:
+            elif not is_cold and entry.cold_head is not None:
                 self._leave_cold(entry)
         return walked
 
@@ -136,8 +140,8 @@ class IndexedQueue:
             group.first = None
             self._headless[head] = None
 
-    def _settle_put_back(self, walked: list[Entry]) -> list[Entry]:
-        """Decide who is put back; returns who must move."""
+    def _settle_put_back(self, walked: list[Entry]) -> list[tuple[Entry, tuple[int, ...]]]:
+        """Decide who is put back; returns who must move, with their new keys."""
         touched: dict[str, Entry] = {entry.request.rid: entry for entry in walked}
         for entry in walked:
             if entry.cold_head is not None and self._cold[entry.cold_head].first is None:
@@ -149,10 +153,14 @@ class IndexedQueue:
         touched |= {rid: entry for rid, entry in self._displaced.items() if rid in self._entries}
         self._headless.clear()
         self._displaced.clear()
+        movers = []
         for entry in touched.values():
             cold = entry.cold_head
             entry.is_put_back = cold is not None and self._cold[cold].first is not entry
-        return [entry for entry in touched.values() if entry.is_arrival or entry.key != self._key(entry)]
+            key = self._key(entry)
+            if entry.is_arrival or entry.key != key:
+                movers.append((entry, key))
+        return movers
 
     def _key(self, entry: Entry) -> tuple[int, ...]:
         request = entry.request
@@ -160,37 +168,39 @@ class IndexedQueue:
             return _LAST if entry.is_put_back else (0, -request.matched_len)
         return (int(entry.is_put_back), uncached_work(request), request.entry_seq)
 
-    def _move(self, movers: list[Entry]) -> None:
+    def _move(self, movers: list[tuple[Entry, tuple[int, ...]]]) -> None:
         """Put movers where a stable sort would: see the top of the file."""
         if not movers:
             return
-        back: list[Entry] = []
-        forward: list[Entry] = []
-        arrived: list[Entry] = []
+        back: list[tuple[Place, Entry, tuple[int, ...]]] = []
+        forward: list[tuple[Place, Entry, tuple[int, ...]]] = []
+        arrived: list[tuple[Place, Entry, tuple[int, ...]]] = []
         rebuild = len(movers) * _REBUILD_SHARE > len(self._order)
         if rebuild:
-            gone = {entry.request.rid for entry in movers}
+            gone = {entry.request.rid for entry, _ in movers}
             self._order = [item for item in self._order if item[2] not in gone]
-        for entry in movers:
+        for entry, key in movers:
             if entry.is_arrival:
-                arrived.append(entry)
+                arrived.append((entry.place, entry, key))
                 continue
             if not rebuild:
                 del self._order[bisect_left(self._order, (entry.key, entry.label))]
             self._index.remember_place(entry)
-            (back if self._key(entry) > entry.key else forward).append(entry)
-        back.sort(key=self._index.place_of, reverse=True)
-        forward.sort(key=self._index.place_of)
+            (back if key > entry.key else forward).append((entry.place, entry, key))
+        back.sort(key=_FIRST, reverse=True)
+        forward.sort(key=_FIRST)
         placed = back + forward + arrived
-        for number, entry in enumerate(placed):
-            self._labels += 1
-            entry.label = -self._labels if number < len(back) else self._labels
-            entry.key = self._key(entry)
+        labels = self._labels
+        for number, (_, entry, key) in enumerate(placed):
+            labels += 1
+            entry.label = -labels if number < len(back) else labels
+            entry.key = key
             entry.is_arrival = False
             if not rebuild:
-                insort(self._order, (entry.key, entry.label, entry.request.rid))
+                insort(self._order, (key, entry.label, entry.request.rid))
+        self._labels = labels
         if rebuild:
-            self._order.extend((entry.key, entry.label, entry.request.rid) for entry in placed)
+            self._order.extend((entry.key, entry.label, entry.request.rid) for _, entry, _ in placed)
             self._order.sort()
         self._arrivals.clear()
 

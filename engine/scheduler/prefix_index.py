@@ -10,8 +10,9 @@ there); a request that leaves writes its stamp on its path first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from engine.kvcache.page_keys import Keys
 from engine.kvcache.radix_cache import Node, RadixCache, Stamp
 from engine.request import Request
 
@@ -50,6 +51,40 @@ class Entry:
         self.place_pass = -1
 
 
+class _Way:
+    """From `start` to `end`, as the first entry of a pass went it.
+
+    Nothing but splits changes the tree within a pass, and a split leaves both ends where they are.
+    """
+
+    __slots__ = ("_keys", "_packed", "end", "end_pages", "last_place", "start", "start_pages")
+
+    def __init__(self, start: Node, end: Node, keys: Keys, start_pages: int) -> None:
+        self.start = start
+        self.end = end
+        self.start_pages = start_pages
+        self.end_pages = start_pages + len(keys)
+        self._keys = keys
+        self._packed = b""
+        self.last_place: Place | None = None
+
+    def packed(self) -> bytes:
+        """Its keys as bytes, made when they are asked for."""
+        if not self._packed:
+            self._packed = self._keys.tobytes()
+        return self._packed
+
+    def stamp(self, tick: int) -> None:
+        """Stamp the way as the last who went it would have."""
+        if self.last_place is None:
+            return
+        stamp: Stamp = (tick, self.last_place, 0)
+        node: Node | None = self.end
+        while node is not None and node is not self.start:
+            node.stamp = max(node.stamp, stamp)
+            node = node.parent
+
+
 class PrefixIndex:
     """Listener of one radix cache.
 
@@ -61,8 +96,8 @@ class PrefixIndex:
         self._standing = standing
         tree.listener = self
         self._tick = 0
-        #: node id -> next key (None: nothing follows) -> requests parked there
-        self._parked: dict[int, dict[int | None, dict[str, Entry]]] = {}
+        #: node id -> next key (None: nothing follows) -> who is parked there: mostly one, whose tail is its own
+        self._parked: dict[int, dict[int | None, Entry | dict[str, Entry]]] = {}
         self._pending: dict[str, Entry] = {}
         self._last_place: dict[int, Place] = {}
 
@@ -73,7 +108,7 @@ class PrefixIndex:
         assert leaf.parent is not None
         groups = self._parked.get(leaf.parent.node_id)
         if groups is not None:
-            self._pending.update(groups.get(int(leaf.keys[0]), {}))
+            self._pending.update((entry.request.rid, entry) for entry in _members(groups.get(int(leaf.keys[0]))))
 
     def node_evicted(self, node: Node, parent: Node) -> None:
         """Requests parked at the node match up to its parent now; they walked through it in the last pass too."""
@@ -82,14 +117,13 @@ class PrefixIndex:
         if groups is None:
             return
         key = int(node.keys[0])
-        home = self._parked.setdefault(parent.node_id, {}).setdefault(key, {})
         self._last_place.pop(parent.node_id, None)
         for group in groups.values():
-            for rid, entry in group.items():
+            for entry in _members(group):
                 entry.node, entry.next_key = parent, key
                 entry.pages -= len(node.keys)
-                home[rid] = entry
-                self._pending[rid] = entry
+                self._park(entry, parent, key)
+                self._pending[entry.request.rid] = entry
 
     def stamp_of(self, node: Node) -> Stamp:
         """What a walk of the whole queue in the last pass would have left on `node`, or a later explicit stamp."""
@@ -98,7 +132,7 @@ class PrefixIndex:
             return node.stamp
         last = self._last_place.get(node.node_id)
         if last is None:
-            last = max(self.place_of(entry) for group in groups.values() for entry in group.values())
+            last = max(self.place_of(entry) for group in groups.values() for entry in _members(group))
             self._last_place[node.node_id] = last
         return max(node.stamp, (self._tick, last, 0))
 
@@ -115,20 +149,58 @@ class PrefixIndex:
         self._tick = self._tree.next_tick()
         self._last_place.clear()
 
-    def walk(self, entry: Entry) -> int:
-        """Match the request as far as it goes now, from where it is parked. Returns pages matched."""
-        self.remember_place(entry)
-        keys = entry.request.keys.first(len(entry.request.keys))
-        start = entry.node if entry.node is not None else self._tree.root
-        stamp: Stamp = (self._tick, entry.place, 0)
-        node, pages = self._tree.walk(keys, start, entry.pages, stamp, (self._tick, entry.place, 1))
+    def walk(self, entries: list[Entry]) -> None:
+        """Match every entry as far as it goes now, from where it is parked; they must come in the order of their places.
+
+        Most of a queue goes the same few ways: an entry whose keys equal the way that one before it went, and which
+        ends where that one ended, is not walked again but put beside it.
+        """
+        ways: dict[tuple[int, int], _Way] = {}
+        tick, root, standing = self._tick, self._tree.root, self._standing
+        for entry in entries:
+            if entry.place_pass != tick:
+                entry.place = (1, entry.request.entry_seq, 0) if entry.is_arrival else standing(entry)
+                entry.place_pass = tick
+            keys, start, key = entry.request.keys, entry.node, entry.next_key
+            if start is None:
+                start, key = root, keys.at(0) if len(keys) else None
+            if key is None:
+                self._settle(entry, start, entry.pages, None)
+                continue
+            way = ways.get((start.node_id, key))
+            if way is not None:
+                next_key = keys.after(way.start_pages, way.end_pages, way.packed())
+                if next_key is not False and next_key not in way.end.children:
+                    way.last_place = entry.place
+                    self._settle(entry, way.end, way.end_pages, next_key)
+                    continue
+            stamp: Stamp = (tick, entry.place, 0)
+            path = keys.first(len(keys))
+            node, pages = self._tree.walk(path, start, entry.pages, stamp, (tick, entry.place, 1))
+            if way is None and node is not start:
+                ways[start.node_id, key] = _Way(start, node, path[entry.pages : pages], entry.pages)
+            self._settle(entry, node, pages, keys.at(pages) if pages < len(keys) else None)
+        for way in ways.values():
+            way.stamp(tick)
+
+    def _settle(self, entry: Entry, node: Node, pages: int, next_key: int | None) -> None:
+        """Park the entry at `node`, where its match of `pages` pages ends and its keys go on with `next_key`."""
         if node is not entry.node:
             self._unpark(entry)
-            entry.node, entry.pages = node, pages
-            entry.next_key = int(keys[pages]) if pages < len(keys) else None
-            groups = self._parked.setdefault(node.node_id, {})
-            groups.setdefault(entry.next_key, {})[entry.request.rid] = entry
-        return pages
+            entry.node, entry.pages, entry.next_key = node, pages, next_key
+            self._park(entry, node, next_key)
+
+    def _park(self, entry: Entry, node: Node, key: int | None) -> None:
+        groups = self._parked.get(node.node_id)
+        if groups is None:
+            groups = self._parked[node.node_id] = {}
+        group = groups.get(key)
+        if group is None:
+            groups[key] = entry
+        elif type(group) is dict:
+            group[entry.request.rid] = entry
+        else:
+            groups[key] = {other.request.rid: other for other in (*_members(group), entry)}
 
     def remember_place(self, entry: Entry) -> None:
         """Keep where the request stood before this pass sorts it."""
@@ -161,8 +233,16 @@ class PrefixIndex:
             return
         groups = self._parked[entry.node.node_id]
         group = groups[entry.next_key]
-        del group[entry.request.rid]
-        if not group:
-            del groups[entry.next_key]
-            if not groups:
-                del self._parked[entry.node.node_id]
+        if type(group) is dict:
+            del group[entry.request.rid]
+            if group:
+                return
+        del groups[entry.next_key]
+        if not groups:
+            del self._parked[entry.node.node_id]
+
+
+def _members(group: Entry | dict[str, Entry] | None) -> Iterable[Entry]:
+    if group is None:
+        return ()
+    return group.values() if isinstance(group, dict) else (group,)

@@ -79,9 +79,9 @@ class WeightQueue:
         before = list(self) if inputs.keep_record else []
         pages_of: dict[str, int] = {}
         walked = changed + list(self._arrivals.values())
+        self._index.walk(walked)
         for entry in walked:
-            pages = self._index.walk(entry)
-            entry.request.matched_len = min(pages * inputs.kv.page_size, entry.request.seq_len - 1)
+            entry.request.matched_len = min(entry.pages * inputs.kv.page_size, entry.request.seq_len - 1)
         if inputs.keep_record:
             pages_of = {rid: entry.pages for rid, entry in self._entries.items()}
         self._move(walked)
