@@ -28,7 +28,7 @@ def pulse_data(
     return {
         "facts": _facts(look.status, url),
         "tiles": [] if look.status is None else _tiles(look.status, look),
-        "mix": _mix(look.status, colours),
+        "mix": _mix(look.status, colours, url),
         "age_s": age,
         "old_after_s": OLD_AFTER_INTERVALS * interval_s,
         "interval_s": interval_s,
@@ -139,14 +139,14 @@ def _violations_tile(status: EngineStatus) -> dict[str, Any]:
     }
 
 
-def _mix(status: EngineStatus | None, colours: Palette) -> dict[str, Any]:
+def _mix(status: EngineStatus | None, colours: Palette, url: str) -> dict[str, Any]:
     mix = [] if status is None else blocker_mix(status.waiting_by_blocker)
     if status is None:
         title = "Why requests wait"
     elif mix:
         title = "Why requests wait now"
     elif status.requests_received == 0:
-        title = "No requests yet. Send one to the engine, or start a load with: admitscope demo"
+        title = f"No requests yet. Send one to {url}/v1, or run: python bench/serve.py --base-url {url}"
     else:
         title = "Nobody waits now"
     parts = [

@@ -117,9 +117,12 @@ _STATE_COLOURS: Final = {"stop": "good", "length": "good", "abort": "warn", "err
 def requests_table(requests: pd.DataFrame, colours: Palette, *, note: str, live: bool) -> Table:
     """Requests from `frames.requests_frame`: finished ones, or live ones."""
     empty = (
-        ("No request is live", "Send one to the engine, for example with: admitscope demo")
+        ("No request is live", "Send one to the engine, or run bench/serve.py against it.")
         if live
-        else ("No request has finished yet", "The list fills as requests end. Start a load with: admitscope demo")
+        else (
+            "No request has finished yet",
+            "The list fills as requests end. Send some, or run bench/serve.py against the engine.",
+        )
     )
     rows = [_request_row(row, colours) for row in requests.to_dict("records")]
     return Table(columns=_REQUEST_COLUMNS, rows=rows, note=note, empty=empty, filter="Filter, or an id and Enter")
@@ -182,7 +185,7 @@ def passes_table(passes: Sequence[PassRow], steps: int) -> Table:
         note=f"{len(rows)} of the last {steps} steps examined someone",
         empty=(
             "No pass has examined anyone yet",
-            "Passes appear when requests arrive. Start a load with: admitscope demo",
+            "Passes appear when requests arrive. Send some, or run bench/serve.py against the engine.",
         ),
     )
 
@@ -281,7 +284,7 @@ def owners_table(owners: Sequence[PageOwner], capacity: int, total: int, colours
         columns=_OWNER_COLUMNS,
         rows=rows,
         note=_of(len(rows), total, "owners, largest first"),
-        empty=("All pages are free", "Pages get owners when requests are admitted. Start a load with: admitscope demo"),
+        empty=("All pages are free", "Pages get owners when requests are admitted."),
     )
 
 

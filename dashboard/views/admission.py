@@ -26,7 +26,7 @@ def show(viewer: Viewer, look: Look) -> None:
     with right:
         if chosen is None:
             st.subheader("Three ledgers of a pass", anchor=False)
-            st.caption("The ledgers appear with the first admission pass. Start a load with: admitscope demo")
+            st.caption("The ledgers appear with the first admission pass, as soon as a request arrives.")
         else:
             _ledgers(viewer, chosen)
             _reasons(viewer, look.passes)
