@@ -69,6 +69,14 @@ class SchedulerConfig(_Frozen):
     """A request that waited this long is considered before every policy, oldest first. None: off."""
     max_overtakes: int | None = Field(None, ge=1)
     """A request that so many admitting passes went by is considered before every policy. None: off."""
+    prefill_delay_max_passes: int | None = Field(None, ge=1)
+    """Passes in a row that new prompts may wait, while requests decode, for more of them to come. None: none."""
+    prefill_delay_until_waiting: int | None = Field(None, ge=2)
+    """Waiting requests that end such a wait. Goes with `prefill_delay_max_passes`."""
+    min_free_rows: int | None = Field(None, ge=1)
+    """While requests decode, no new prompt starts before this many rows are free. None: one is enough."""
+    target_step_ms: float | None = Field(None, gt=0)
+    """Time that a prefill step should take: the slice follows past steps, up to `chunked_prefill_size`. None: fixed."""
     incremental_order: bool = True
     """Keep the order of lpm and shortest-prefill-first by what changed. False: match and sort the queue every pass."""
     guards: bool = True
@@ -87,6 +95,26 @@ class SchedulerConfig(_Frozen):
     def new_token_ratio_decay(self) -> float:
         """Taken off the ratio by each decode step that fits."""
         return (self.initial_new_token_ratio - self.min_new_token_ratio) / 600
+
+    @model_validator(mode="after")
+    def _delays_are_whole(self) -> Self:
+        passes, waiting = self.prefill_delay_max_passes, self.prefill_delay_until_waiting
+        if (passes is None) != (waiting is None):
+            raise ValueError(
+                f"scheduler.prefill_delay_max_passes={passes} and scheduler.prefill_delay_until_waiting={waiting}: "
+                "set both or neither"
+            )
+        if self.min_free_rows is not None and self.min_free_rows > self.max_running_requests:
+            raise ValueError(
+                f"scheduler.min_free_rows={self.min_free_rows} is above "
+                f"scheduler.max_running_requests={self.max_running_requests}"
+            )
+        if self.target_step_ms is not None and self.chunked_prefill_size is None:
+            raise ValueError(
+                f"scheduler.target_step_ms={self.target_step_ms} sizes the slice of a step, but "
+                "scheduler.chunked_prefill_size=None makes none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _preemption_needs_priorities(self) -> Self:

@@ -122,6 +122,7 @@ class StepPlanned(Event, frozen=True, tag=True):
     """A plan was committed. `t_ns` is the `now` it was made with (an input).
 
     pages      [free, private, protected, evictable] after commit
+    chunk_size, predicted_step_ns   the slice that the dynamic chunk chose, and the time it expects; None when off
     budget_open, budget_close   the ledgers after the decode rows were charged, and when the pass ended
     """
 
@@ -148,6 +149,8 @@ class StepPlanned(Event, frozen=True, tag=True):
     pages: tuple[int, int, int, int]
     guards: tuple[Guard, ...] = ()
     claim_failed: bool = False
+    chunk_size: int | None = None
+    predicted_step_ns: int | None = None
 
 
 class StepCompleted(Event, frozen=True, tag=True):

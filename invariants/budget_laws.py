@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from engine.events import AdmissionDecided, StepPlanned
@@ -183,6 +184,21 @@ def _overdraft(books: Shadow, event: AdmissionDecided, after: LedgerView, report
             )
 
 
+def _rows_sit_out(books: Shadow, event: StepPlanned, mixed: int, chunk: int | None) -> bool:
+    """Whether `mixed` decode rows may be left out of the ledgers: beside them no piece of a prompt fits the slice."""
+    scheduler = books.config.scheduler
+    if not mixed or chunk is None or event.mixed_rows or not scheduler.guards:
+        return False
+    if event.prefills and Guard.MIXED_SAT_OUT not in event.guards:
+        return False
+    align = scheduler.truncation_align_size
+    least = 1 if books.reference and align is None else math.lcm(books.page_size, align or 1)
+    if books.view.continuation is None and least == 1:
+        return False
+    left = chunk if books.reference else min(chunk, scheduler.max_prefill_tokens)
+    return left - mixed < least
+
+
 def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     """Opening and closing ledgers of the pass against the second books."""
     view, scheduler = books.view, books.config.scheduler
@@ -195,11 +211,12 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
             report("INV-BUDGET-03", "ledgers of the pass that decided", "none", seqs=(books.decisions[0].seq,))
         return
     mixed = view.running if books.mixing else 0
-    if Guard.MIXED_SAT_OUT in event.guards and view.continuation is not None:
-        limit = scheduler.chunked_prefill_size or 0
-        if limit <= mixed:  # the rows alone would fill the slice, so they sit this step out
-            mixed = 0
-    chunk = None if scheduler.chunked_prefill_size is None else scheduler.chunked_prefill_size - mixed
+    limit = scheduler.chunked_prefill_size
+    if event.chunk_size is not None and limit is not None and books.page_size <= event.chunk_size <= limit:
+        limit = event.chunk_size
+    if _rows_sit_out(books, event, mixed, limit):
+        mixed = 0
+    chunk = None if limit is None else limit - mixed
     current = (view.free + view.evictable) * books.page_size - mixed if books.reference else opened.remaining_current
     found = (opened.rem_input, opened.rem_chunk, opened.remaining_current)
     if (scheduler.max_prefill_tokens - mixed, chunk, current) != found or event.mixed_rows != mixed:

@@ -245,6 +245,10 @@ class StepPlannedRecord(EventRecord):
     """Guards that acted."""
     claim_failed: bool
     """The allocation missed; nothing of the plan happened."""
+    chunk_size: int | None = None
+    """Slice that the dynamic chunk chose, decode rows included; null when it is off."""
+    predicted_step_ns: int | None = None
+    """Time that it expects of this step; null when it is off or has too few steps to go by."""
 
 
 class StepCompletedRecord(EventRecord):

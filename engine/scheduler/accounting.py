@@ -7,6 +7,7 @@ page per request, estimates of running requests times the new-token ratio, the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -162,7 +163,7 @@ class ReferenceAccounting:
         if limit <= 0:
             limit = rem_chunk
         if cap is not None:
-            limit = min(limit, cap)
+            limit = min(limit, max(cap, unit))
         if unit == 1 or rest <= limit:
             return min(rest, limit)
         # A truncation alignment counts the length of a cut, wherever it starts.
@@ -193,6 +194,19 @@ class ReferenceAccounting:
 
     def counts_held_pages(self) -> bool:
         return False
+
+
+class CutUnits(NamedTuple):
+    """Tokens that the length of a cut is a multiple of: a prompt's first piece, and a later one."""
+
+    first: int
+    later: int
+
+
+def cut_units(accounting: KvAccounting, *, page_size: int, align: int | None) -> CutUnits:
+    """Whole pages, and whole multiples of `align` where it is set; later pieces as the accounting has it."""
+    unit = math.lcm(page_size, align or 1)
+    return CutUnits(unit, accounting.cut_unit if align is None else unit)
 
 
 def promised_growth(accounting: KvAccounting, running: Iterable[Request], ratio: float) -> float:

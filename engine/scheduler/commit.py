@@ -51,6 +51,7 @@ def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> 
     state.full = plan.full_after
     state.ratio = plan.ratio_after
     state.sat_out_last = Guard.MIXED_SAT_OUT in plan.guards and plan.kind is StepKind.EXTEND
+    state.delayed_passes = plan.delayed_passes
     state.stuck = plan.kind is StepKind.IDLE and len(state.waiting) > 0
     for rid in plan.sampling:
         state.requests[rid].in_flight += 1
@@ -113,6 +114,9 @@ def _missed_plan(state: SchedulerState, plan: StepPlan) -> StepPlan:
         ratio=plan.ratio,
         ratio_after=plan.ratio,
         promised_tokens=plan.promised_tokens,
+        delayed_passes=plan.delayed_passes,
+        chunk_size=plan.chunk_size,
+        predicted_step_ns=plan.predicted_step_ns,
         guards=(*plan.guards, Guard.ALLOC_MISS),
     )
 
@@ -364,6 +368,8 @@ def _publish_planned(state: SchedulerState, plan: StepPlan, publisher: Publisher
             state.kv.pool.counts,
             plan.guards,
             claim_failed,
+            plan.chunk_size,
+            plan.predicted_step_ns,
         )
     )
 

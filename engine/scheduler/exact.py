@@ -97,7 +97,7 @@ class ExactAccounting:
         if total < 0:
             # Others grew past what was left of its promise. With total at 0 or more any piece of it fits at once.
             return Refusal(Reason.KV_TOTAL_EXHAUSTED, promise, promise + total)
-        tokens = piece.tokens if cap is None else min(piece.tokens, cap)
+        tokens = piece.tokens if cap is None else min(piece.tokens, max(cap, unit))
         rest = request.seq_len - request.computed_len
         if rest <= tokens:
             return rest

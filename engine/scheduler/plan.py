@@ -63,6 +63,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     mixed_tested    whether the decode-fit test of a mixed step was made (it evicts even when it fails)
     preempted       (rid, how many touches came before it) of running requests that give way
     considered      (rid, candidate extend) of waiting requests that were matched
+    delayed_passes  passes in a row that the prefill delayer held back, this one included
+    chunk_size, predicted_step_ns  what the dynamic chunk chose and expects; None when it is off
     """
 
     step: int
@@ -93,6 +95,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     considered: tuple[tuple[str, int], ...] = ()
     guards: tuple[Guard, ...] = ()
     promised_tokens: float = 0.0
+    delayed_passes: int = 0
+    chunk_size: int | None = None
+    predicted_step_ns: int | None = None
 
 
 class OutcomeRow(msgspec.Struct, frozen=True, gc=False):

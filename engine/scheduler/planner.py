@@ -5,10 +5,13 @@ retract or decode  <-  nothing admitted  <-  prefill pass: open budget · contin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.config import Policy
 from engine.request import Request
-from engine.scheduler.accounting import promised_growth
+from engine.scheduler.accounting import cut_units, promised_growth
 from engine.scheduler.decision import Guard, Reason, Result
+from engine.scheduler.delays import ChunkChoice, choose_chunk, delay_of
 from engine.scheduler.ledgers import Budget, ChunkLedger, ComputeLedger, KvLedger
 from engine.scheduler.plan import PassEnd, StepKind, StepPlan
 from engine.scheduler.policies.shortest_prefill_first import continuation_cap
@@ -34,35 +37,26 @@ def plan_step(state: SchedulerState, now_ns: int) -> StepPlan:
         first = next(iter(state.waiting), None)
         head = first.rid if first is not None else None
         end = PassEnd("skipped", _SKIP_REASONS[skip], head, len(state.waiting))
-        return _without_prefill(state, now_ns, StepFacts(pass_end=end, growth=growth, full=state.full))
+        return _without_prefill(
+            state, now_ns, StepFacts(pass_end=end, growth=growth, full=state.full, delayed_passes=state.delayed_passes)
+        )
     return _Pass(state, now_ns, growth).run()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
     """What a pass found out and every kind of plan carries."""
 
-    __slots__ = ("adder", "budget_open", "chunk_limit", "full", "growth", "guards", "mixed", "pass_end")
-
-    def __init__(
-        self,
-        *,
-        pass_end: PassEnd,
-        growth: float,
-        full: bool,
-        adder: PrefillAdder | None = None,
-        budget_open: Budget | None = None,
-        chunk_limit: int | None = None,
-        mixed: int = 0,
-        guards: tuple[Guard, ...] = (),
-    ) -> None:
-        self.pass_end = pass_end
-        self.growth = growth
-        self.full = full
-        self.adder = adder
-        self.budget_open = budget_open
-        self.chunk_limit = chunk_limit
-        self.mixed = mixed
-        self.guards = guards
+    pass_end: PassEnd
+    growth: float
+    full: bool
+    adder: PrefillAdder | None = None
+    budget_open: Budget | None = None
+    chunk_limit: int | None = None
+    mixed: int = 0
+    guards: tuple[Guard, ...] = ()
+    delayed_passes: int = 0
+    choice: ChunkChoice | None = None
 
 
 def _common(state: SchedulerState, now_ns: int, kind: StepKind, facts: StepFacts) -> dict[str, object]:
@@ -79,7 +73,10 @@ def _common(state: SchedulerState, now_ns: int, kind: StepKind, facts: StepFacts
         "ratio_after": state.ratio,
         "promised_tokens": facts.growth,
         "guards": facts.guards,
+        "delayed_passes": facts.delayed_passes,
     }
+    if facts.choice is not None:
+        fields |= {"chunk_size": facts.choice.chunk_tokens, "predicted_step_ns": facts.choice.predicted_ns}
     if facts.adder is not None and facts.budget_open is not None:
         passed = facts.adder.state
         fields |= {
@@ -141,6 +138,47 @@ def _without_prefill(state: SchedulerState, now_ns: int, facts: StepFacts) -> St
     )
 
 
+def _chunk_of(state: SchedulerState) -> ChunkChoice:
+    """The slice of this step: as configured, or what past steps say meets the target time."""
+    config = state.config
+    most = config.chunked_prefill_size
+    if most is None or config.target_step_ms is None:
+        return ChunkChoice(most, None)
+    riding = state.running if config.enable_mixed_chunk else []
+    context = sum(request.computed_len + 1 for request in riding)
+    front = state.continuation or next(iter(state.waiting), None)
+    if front is not None:
+        context += front.computed_len if front is state.continuation else front.matched_len
+    return choose_chunk(
+        state.history.fit(),
+        target_ns=int(config.target_step_ms * 1e6),
+        most=most,
+        riding=len(riding),
+        context_tokens=context,
+        unit=cut_units(state.accounting, page_size=state.kv.page_size, align=config.truncation_align_size).first,
+    )
+
+
+def _open_budget(state: SchedulerState, chunk: int | None, mixed: int, promised: float) -> Budget:
+    """The ledgers of a pass once `mixed` decode rows are charged to each."""
+    available = (state.kv.free_pages + state.kv.evictable_pages) * state.kv.page_size
+    opening = state.accounting.opening(state.running if mixed else (), promised)
+    return Budget(
+        ComputeLedger(state.config.max_prefill_tokens, mixed),
+        ChunkLedger(chunk, mixed),
+        KvLedger(available, 0, opening.current, opening.total),
+    )
+
+
+def _rows_fill_the_slice(state: SchedulerState, budget: Budget) -> bool:
+    """Whether decode rows leave less than the smallest possible piece of a prompt that could have one."""
+    piece = state.accounting.slice_of(budget)
+    align = state.config.truncation_align_size
+    unit = cut_units(state.accounting, page_size=state.kv.page_size, align=align).later
+    someone = state.continuation is not None or (unit > 1 and len(state.waiting) > 0)
+    return someone and piece is not None and piece.tokens < unit
+
+
 class _Pass:
     """One prefill pass over the ordered queue."""
 
@@ -148,23 +186,19 @@ class _Pass:
         self._state = state
         self._now_ns = now_ns
         self._growth = growth
-        self._guards: tuple[Guard, ...] = ()
         config = state.config
-        chunk = config.chunked_prefill_size
+        self._choice = _chunk_of(state)
+        chunk = self._choice.chunk_tokens
         mixed = len(state.running) if config.enable_mixed_chunk and chunk is not None else 0
-        if config.guards and state.continuation is not None and chunk is not None and 0 < chunk <= mixed:
-            # The decode rows alone fill the slice: the prompt gets this step, the decodes the next.
+        self._open = _open_budget(state, chunk, mixed, growth)
+        self._sits_out = mixed > 0 and config.guards and _rows_fill_the_slice(state, self._open)
+        if self._sits_out:
+            # Beside the decode rows not even the smallest piece fits: prompts get this step, the decodes the next.
             mixed = 0
-            self._guards = (Guard.MIXED_SAT_OUT,)
+            self._open = _open_budget(state, chunk, mixed, growth)
         self._mixed = mixed
         self._full = state.full
-        available = (state.kv.free_pages + state.kv.evictable_pages) * state.kv.page_size
-        opening = state.accounting.opening(state.running if mixed else (), growth)
-        self._open = Budget(
-            ComputeLedger(config.max_prefill_tokens, mixed),
-            ChunkLedger(chunk, mixed),
-            KvLedger(available, 0, opening.current, opening.total),
-        )
+        self._delayed_passes = 0
         self._adder = PrefillAdder(
             config=config,
             kv=state.kv,
@@ -188,7 +222,9 @@ class _Pass:
             budget_open=self._open,
             chunk_limit=chunk_limit,
             mixed=self._mixed,
-            guards=self._guards,
+            guards=(Guard.MIXED_SAT_OUT,) if self._sits_out and self._adder.state.members else (),
+            delayed_passes=self._delayed_passes,
+            choice=self._choice if self._state.config.target_step_ms is not None else None,
         )
         if not self._adder.state.members:
             return _without_prefill(self._state, self._now_ns, facts)
@@ -220,6 +256,9 @@ class _Pass:
         if adder.state.decisions and not adder.state.decisions[-1].is_admitted:
             # A parked continuation keeps its place: admitting others would take the memory it waits for.
             return self._end("result", adder.state.decisions[-1].reason, state.continuation, 0)
+        delayed = self._delay()
+        if delayed is not None:
+            return delayed
         for index, request in enumerate(state.candidates(self._now_ns)):
             members = adder.state.members
             if self._full and not preempts:
@@ -254,6 +293,24 @@ class _Pass:
                 reason = self._spent_reason()
             return self._end("result", reason, request, index + 1 if decision.is_admitted else index)
         return self._end("queue_end", Reason.QUEUE_END, None, len(state.waiting))
+
+    def _delay(self) -> PassEnd | None:
+        """The end of the pass in front of the first new prompt, when a delayer says so."""
+        state = self._state
+        running = len(state.running)
+        delay = delay_of(
+            state.config,
+            waiting=len(state.waiting),
+            running=running,
+            free_rows=min(state.config.max_running_requests - running, state.kv.free_rows),
+            passes=state.delayed_passes,
+        )
+        if delay is None:
+            return None
+        self._delayed_passes = delay.passes
+        head = next(iter(state.candidates(self._now_ns)))
+        self._adder.refuse_untried(head, Reason.DELAYED, delay.need, delay.have, prefix_len=self._matched(head))
+        return self._end("result", Reason.DELAYED, head, 0)
 
     def _matched(self, request: Request) -> int:
         """What the ordering of this pass matched of a request."""

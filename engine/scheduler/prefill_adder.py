@@ -7,13 +7,12 @@ PrefillAdder, with every answer given a reason, need and have. What an admission
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from engine.config import Policy, SchedulerConfig
 from engine.kvcache.kv_cache import KvCache, PathCost
 from engine.request import Request
-from engine.scheduler.accounting import KvAccounting, Refusal
+from engine.scheduler.accounting import KvAccounting, Refusal, cut_units
 from engine.scheduler.decision import AdmissionDecision, Guard, Reason, Result
 from engine.scheduler.eos_walk import EosWalk
 from engine.scheduler.ledgers import Budget
@@ -52,10 +51,7 @@ class PrefillAdder:
         self._stuck = stuck
         self._eos_walk = EosWalk(ratio)
         self._members: list[Request] = []
-        align = config.truncation_align_size or 1
-        #: Tokens that the length of a cut is a multiple of: a first one, and a continuation's.
-        self._cut_unit = math.lcm(kv.page_size, align)
-        self._next_cut_unit = self._cut_unit if align > 1 else accounting.cut_unit
+        self._units = cut_units(accounting, page_size=kv.page_size, align=config.truncation_align_size)
         #: Who still runs; shrinks when someone is preempted.
         self.running = list(running)
         self.state = PassState(budget, passed_over)
@@ -69,7 +65,7 @@ class PrefillAdder:
         compute 0 tokens or less, or claim pages that the pool does not have.
         """
         before = self.state.budget
-        extend = self._accounting.continue_by(request, before, cap=cap, unit=self._next_cut_unit)
+        extend = self._accounting.continue_by(request, before, cap=cap, unit=self._units.later)
         if self._config.guards and not isinstance(extend, Refusal):
             extend = self._guarded(request, extend)
         if isinstance(extend, Refusal):
@@ -212,9 +208,9 @@ class PrefillAdder:
         rem_chunk = budget.chunk.remaining
         extend = candidate if rem_chunk is None else min(candidate, rem_chunk)
         if extend < candidate and self._config.truncation_align_size is not None:
-            extend = extend // self._cut_unit * self._cut_unit
+            extend = extend // self._units.first * self._units.first
             if extend <= 0:
-                sides = (self._cut_unit, rem_chunk or 0)
+                sides = (self._units.first, rem_chunk or 0)
                 return self.state.refused(request, 0, Result.OTHER, Reason.CHUNK_BELOW_PAGE, *sides)
         if extend < candidate and self._slot_taken():
             sides = (candidate, rem_chunk or 0)
@@ -243,10 +239,10 @@ class PrefillAdder:
         if charge <= piece.tokens:
             return candidate
         page = self._kv.page_size
-        length = piece.tokens // self._cut_unit * self._cut_unit
+        length = piece.tokens // self._units.first * self._units.first
         extend = (prefix_len + length) // page * page - prefix_len
         if extend <= 0:
-            return Refusal(piece.bound_by, self._cut_unit, piece.tokens)
+            return Refusal(piece.bound_by, self._units.first, piece.tokens)
         if self._slot_taken():
             return Refusal(Reason.CHUNK_SLOT_TAKEN, charge, piece.tokens)
         return extend

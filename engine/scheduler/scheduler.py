@@ -22,6 +22,7 @@ from engine.request import Cause, FinishReason, Request, RequestState
 from engine.scheduler.accounting import ReferenceAccounting
 from engine.scheduler.commit import apply_outcome, commit_plan, drop_ended, finish
 from engine.scheduler.decision import Guard
+from engine.scheduler.delays import shape_of
 from engine.scheduler.exact import ExactAccounting
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.planner import plan_step
@@ -188,7 +189,11 @@ class Scheduler:
 
     def commit(self, plan: StepPlan) -> StepPlan:
         """Apply `plan`; returns the plan in force (an idle one after an allocation miss)."""
-        return commit_plan(self.state, plan, self.publisher)
+        plan = commit_plan(self.state, plan, self.publisher)
+        if self.state.config.target_step_ms is not None:
+            decodes = (self.state.requests[rid].computed_len + 1 for rid in plan.decodes)
+            self.state.step_shape = shape_of(((row.prefix_len, row.extend_len) for row in plan.prefills), decodes)
+        return plan
 
     def apply(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Write the outcome of `plan`. Events carry `outcome.times.ready_ns`."""
@@ -201,6 +206,9 @@ class Scheduler:
         if self._applied is None:
             raise LawBroken("complete without apply")
         (plan, outcome), self._applied = self._applied, None
+        shape, self.state.step_shape = self.state.step_shape, None
+        if shape is not None and not outcome.failed:
+            self.state.history.add(shape, times.ready_ns - times.launched_ns)
         publisher = self.publisher
         publisher.t_ns = times.applied_ns
         publisher.emit(
@@ -239,9 +247,9 @@ class Scheduler:
         state = self.state
         if not state.running or state.config.enable_priority_preemption or not state.accounting.latches_full:
             state.full = False
+        if self._decode_turn():
+            return "decode_turn"
         if state.continuation is not None:
-            if self._decode_turn():
-                return "decode_turn"
             return None
         if not state.waiting:
             return "queue_empty"

@@ -15,6 +15,7 @@ from engine.config import Policy, SchedulerConfig
 from engine.kvcache.kv_cache import KvCache
 from engine.request import Request
 from engine.scheduler.accounting import KvAccounting
+from engine.scheduler.delays import StepHistory, StepShape
 from engine.scheduler.indexed_queue import IndexedQueue
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.policies import Ordering
@@ -68,6 +69,10 @@ class SchedulerState:
         self.ordering: Ordering | None = None
         self.skip_reason: str | None = None
         self.sat_out_last = False
+        #: Passes in a row that the prefill delayer held back; shapes and times of past steps, for the dynamic chunk.
+        self.delayed_passes = 0
+        self.history = StepHistory()
+        self.step_shape: StepShape | None = None
         #: The last step did nothing although somebody waited.
         self.stuck = False
         self.in_flight: StepPlan | None = None
