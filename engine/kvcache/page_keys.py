@@ -93,7 +93,7 @@ class PageKeys:
         """The key of one page, which must exist."""
         return self._keys.item(page)
 
-    def after(self, start: int, end: int, packed: bytes) -> int | None | Literal[False]:
+    def after(self, start: int, end: int, packed: bytes) -> int | Literal[False] | None:
         """The key that follows if keys [start, end) are `packed`, None if they are and end here, False if not."""
         if self._len < end or self._keys[start:end].tobytes() != packed:
             return False

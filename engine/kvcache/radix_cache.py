@@ -5,8 +5,8 @@ partly is split, its lower part keeps that stamp, the new upper part and any new
 leaves are evicted, oldest stamp first, a parent becoming a leaf joining in. Stamps are a counter, never a clock.
 
 A policy that matches the whole queue stamps every waiting path in every pass. Walking them all would cost as much as
-the queue is long, so the one listener, the index of waiting prompts, answers what such a walk would have stamped when an
-eviction asks (`TreeListener.stamp_of`).
+the queue is long, so the one listener, the index of waiting prompts, answers what such a walk would have stamped when
+an eviction asks (`TreeListener.stamp_of`).
 """
 
 from __future__ import annotations

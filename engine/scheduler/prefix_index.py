@@ -150,7 +150,7 @@ class PrefixIndex:
         self._last_place.clear()
 
     def walk(self, entries: list[Entry]) -> None:
-        """Match every entry as far as it goes now, from where it is parked; they must come in the order of their places.
+        """Match every entry as far as it goes now, from where it is parked; they must come in order of place.
 
         Most of a queue goes the same few ways: an entry whose keys equal the way that one before it went, and which
         ends where that one ended, is not walked again but put beside it.
