@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve arch docs clean
+.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve bench-scheduler conformance arch docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -87,6 +87,12 @@ bench-accuracy: $(STAMP)  ## agreement with transformers: logits and greedy toke
 
 bench-serve: $(STAMP)  ## W1 to W5 over HTTP against a server of its own (ARGS="--repeat 3")
 	$(BIN)/python bench/local.py $(ARGS)
+
+bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
+	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
+
+conformance: $(STAMP)  ## every recorded decision of the reference (DIR=folder of further cases)
+	$(BIN)/python -m tests.conformance.run $(DIR)
 
 arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
 	$(BIN)/lint-imports --no-logo
