@@ -93,6 +93,16 @@ class _Run:
         else:
             self.misses = 0
             self.scrape = Scrape(response.text)
+            self._check_health()
+
+    def _check_health(self) -> None:
+        """Raise DemoFailed when the engine behind the server is dead: it would refuse every further request."""
+        try:
+            health = httpx.get(f"{self.api_url}/health", timeout=5.0, trust_env=False)
+        except httpx.HTTPError:
+            return  # a server that does not answer is found by the next reading
+        if health.status_code == 503 and health.json().get("status") == "dead":
+            raise DemoFailed(f"the engine stopped: {health.text}; the end of its log:\n{self.children[0].tail()}")
 
 
 def run_demo(command: DemoCommand, console: Console) -> int:
