@@ -212,6 +212,8 @@ class KvCache:
         while node.parent is not None:
             parts.append(node.pages)
             node = node.parent
+        if len(parts) == 1:
+            return parts[0].copy()  # a lease writes to its table
         return np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.int32)
 
     # -- pictures --------------------------------------------------------------------------------------------------

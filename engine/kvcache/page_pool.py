@@ -98,7 +98,8 @@ class PagePool:
             return
         if (source, target) not in LEGAL_MOVES[cause]:
             raise PageStateError(f"{cause}: no move {source.name} -> {target.name}")
-        if (self._states[pages] != source).any():
+        at = pages.astype(np.intp)  # what indexing would convert to, three times over
+        if np.count_nonzero(self._states[at] != source):
             wrong = [int(page) for page in pages if self._states[page] != source][:8]
             raise PageStateError(f"{cause}: pages {wrong} are not {source.name}")
         if source is PageState.FREE:
@@ -106,8 +107,8 @@ class PagePool:
         elif target is PageState.FREE:
             self._free[self._free_top : self._free_top + count] = pages[::-1]
             self._free_top += count
-        self._states[pages] = target
-        self._owners[pages] = owner
+        self._states[at] = target
+        self._owners[at] = owner
         self._counts[source] -= count
         self._counts[target] += count
         prefix = ("", "r:", "n:", "n:")[target]

@@ -36,10 +36,14 @@ class Publisher:
         self._sink.emit(event)
 
     def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str) -> None:
-        self._sink.emit(PagesMoved(*self.head(), pages, source, target, owner, cause))
+        seq = self.seq
+        self.seq = seq + 1
+        self._sink.emit(PagesMoved(seq, self.step, self.t_ns, pages, source, target, owner, cause))
 
     def lock_changed(self, node: int, rid: str, delta: int, count: int) -> None:
-        self._sink.emit(LockChanged(*self.head(), node, rid, delta, count))
+        seq = self.seq
+        self.seq = seq + 1
+        self._sink.emit(LockChanged(seq, self.step, self.t_ns, node, rid, delta, count))
 
     def abort_requested(self, rid: str, detail: str) -> None:
         self._sink.emit(AbortRequested(*self.head(), rid, detail))
