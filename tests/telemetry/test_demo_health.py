@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from telemetry.demo.orchestrator import _Run
-from telemetry.demo.processes import Child, DemoFailed
+from telemetry.demo.orchestrator import DemoFailed, _Run
+from telemetry.demo.processes import Child
 
 
 class _Server(BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
 """What watching costs: microseconds a step for each listener, and milliseconds a scrape. Asserts nothing.
 
-    python -m bench.telemetry
+    python -m bench.telemetry_cost
 
 The events are those of a real scheduler that decodes with 32, then 256 requests, admissions and ends included. CPU
 time, best of five runs, so that a busy machine does not decide. `metrics` runs on the engine thread; `read_model` on a
