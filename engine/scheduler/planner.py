@@ -122,7 +122,7 @@ def _without_prefill(state: SchedulerState, now_ns: int, facts: StepFacts) -> St
         running, state.kv, guarded=state.config.guards, continuation_waits=state.continuation is not None
     )
     rids = tuple(request.rid for request in retraction.staying)
-    guards = facts.guards
+    guards = facts.guards + (tuple(facts.adder.state.guards) if facts.adder is not None else ())
     if not rids:
         aborted = retraction.victims[-1].aborted
         guards += (Guard.KV_POOL_EXHAUSTED if aborted else Guard.LAST_PUSHED_BACK,)
