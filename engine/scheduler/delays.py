@@ -110,10 +110,9 @@ def choose_chunk(
         return ChunkChoice(most, None)
     left = target_ns - model.predict_ns(StepShape(riding, context_tokens))
     per_token = model.per_query_ns + model.per_context_ns
-    units = int(left / per_token) // unit if per_token > 0 and left > 0 else 0
-    if per_token == 0:
-        units = most // unit
-    chunk = min(most, riding + max(units, 1) * unit)
+    # Compared before dividing: a model that knows of no cost per token would ask for an endless slice.
+    tokens = 0 if left <= 0 else most if left >= per_token * most else int(left / per_token)
+    chunk = min(most, riding + max(tokens // unit, 1) * unit)
     piece = max(chunk - riding, 0)
     return ChunkChoice(chunk, int(model.predict_ns(StepShape(riding + piece, context_tokens + piece))))
 

@@ -54,11 +54,13 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     align = None if chunk is None else draw(st.sampled_from([None, None, page, 3 * page]))
     if align is not None and align > (chunk or 0):
         align = None
+    # Preempting someone whose prefix others share is tested apart (test_preemption.py).
+    radix = policy == "shortest-prefill-first" or (not preempts and draw(st.booleans()))
     return engine_config(
         kv_accounting="exact",
         page_size=page,
         num_pages=max(3, draw(st.integers(60, 500)) // page),
-        enable_radix=draw(st.booleans()) or policy == "shortest-prefill-first",
+        enable_radix=radix,
         chunked_prefill_size=chunk,
         truncation_align_size=align,
         max_prefill_tokens=max(page, align or 0, draw(st.sampled_from([32, 64, 300, 8192]))),
