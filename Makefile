@@ -101,6 +101,7 @@ arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
 docs: $(STAMP)  ## regenerate docs/reference
 	$(BIN)/python -m telemetry.docs
 	$(BIN)/python -m telemetry.reference_pages
+	$(BIN)/python -m telemetry.scheduler_pages
 	$(BIN)/python -m invariants.docs
 
 clean:  ## remove .venv, caches and artifacts
