@@ -171,8 +171,8 @@ business, and the first that does not fit ends the pass.
 """
 _ABOUT_MATCHING: Final = """\
 lpm, hrrn, dfs-weight and shortest-prefill-first match every waiting prompt against the prefix tree; with the tree off
-the first three are fcfs and the last is refused at start. lpm, hrrn and shortest-prefill-first also put back prompts that
-share a cold head: see `shares_cold_prefix` in [reasons](reasons.md).
+the first three are fcfs and the last is refused at start. lpm, hrrn and shortest-prefill-first also put back prompts
+that share a cold head: see `shares_cold_prefix` in [reasons](reasons.md).
 """
 _ABOUT_REASONS: Final = """\
 Every examination of a waiting request ends in one reason, with the two sides of the test that decided: need and have.
@@ -236,8 +236,8 @@ What it locks is the cached prefix that could be evicted until then. The promise
 `clip_max_new_tokens`), and 0 for a prompt that is cut.
 
 A new request is admitted if need < have. need is the tokens to compute, the output it may still produce, and one page;
-have is `remaining_total` less what the lock on its prefix takes. If the slice is smaller than the prompt, the prompt is cut
-to whole pages. The pass goes on while all four are above 0.
+have is `remaining_total` less what the lock on its prefix takes. If the slice is smaller than the prompt, it is cut to
+whole pages. The pass goes on while all four are above 0.
 
 ## One pass
 
