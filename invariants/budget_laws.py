@@ -8,6 +8,7 @@ from typing import Final
 from engine.events import AdmissionDecided, StepPlanned
 from engine.scheduler.decision import ADMITTED, Guard, LedgerView, Overdraft
 from engine.scheduler.plan import StepKind
+from invariants import exact_laws
 from invariants.shadow import Shadow
 from invariants.violation import Report
 
@@ -66,7 +67,7 @@ def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
     if books.reference:
         _price(books, event, before, after, report)
     else:
-        _direction(event, before, after, report)
+        exact_laws.price(books, event, before, after, report)
     _overdraft(books, event, after, report)
 
 
@@ -133,20 +134,6 @@ def _price(books: Shadow, event: AdmissionDecided, before: LedgerView, after: Le
     books.pinned_tokens += pinned
 
 
-def _direction(event: AdmissionDecided, before: LedgerView, after: LedgerView, report: Report) -> None:
-    """Whatever the accounting: computing costs both compute ledgers alike, and never gives KV back."""
-    spent = before.rem_input - after.rem_input
-    sliced = spent if before.rem_chunk is None or after.rem_chunk is None else before.rem_chunk - after.rem_chunk
-    gave = after.remaining_current > before.remaining_current or after.remaining_total > before.remaining_total
-    if spent < event.selected_extend or sliced != spent or gave:
-        report(
-            "INV-BUDGET-03",
-            f"{event.selected_extend} tokens or more off rem_input and rem_chunk alike, and no KV given back",
-            f"from {show(before)} to {show(after)}",
-            rid=event.rid,
-        )
-
-
 def _overdraft(books: Shadow, event: AdmissionDecided, after: LedgerView, report: Report) -> None:
     """A ledger below zero names why, and the reason is one that this configuration allows."""
     named = event.overdrafts
@@ -202,8 +189,8 @@ def _rows_sit_out(books: Shadow, event: StepPlanned, mixed: int, chunk: int | No
 def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     """Opening and closing ledgers of the pass against the second books."""
     view, scheduler = books.view, books.config.scheduler
-    growth = view.eos_growth + view.plain_growth * view.ratio
-    if books.reference and abs(event.promised_tokens - growth) > TOLERANCE:
+    growth = view.eos_growth + view.plain_growth * view.ratio if books.reference else view.exact_promise
+    if abs(event.promised_tokens - growth) > TOLERANCE:
         report("INV-BUDGET-04", f"{growth:g} promised to {view.running} running requests", f"{event.promised_tokens:g}")
     opened, closed = event.budget_open, event.budget_close
     if opened is None or closed is None:
@@ -217,7 +204,9 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     if _rows_sit_out(books, event, mixed, limit):
         mixed = 0
     chunk = None if limit is None else limit - mixed
-    current = (view.free + view.evictable) * books.page_size - mixed if books.reference else opened.remaining_current
+    available = (view.free + view.evictable) * books.page_size
+    riding = mixed if books.reference or not mixed else view.exact_claim
+    current = available - riding
     found = (opened.rem_input, opened.rem_chunk, opened.remaining_current)
     if (scheduler.max_prefill_tokens - mixed, chunk, current) != found or event.mixed_rows != mixed:
         report(
@@ -226,10 +215,12 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
             f"remaining_current {current}",
             f"{show(opened)}, mixed_rows {event.mixed_rows}",
         )
-    if books.reference and abs(opened.remaining_total - (opened.remaining_current - growth)) > TOLERANCE:
+    # Exact growth holds the page that a decode row claims now; the reference counts its token beside it.
+    whole = current if books.reference else available
+    if abs(opened.remaining_total - (whole - growth)) > TOLERANCE:
         report(
             "INV-BUDGET-04",
-            f"remaining_total {opened.remaining_current} - {growth:g} of growth of {view.running} running requests",
+            f"remaining_total {whole} - {growth:g} of growth of {view.running} running requests",
             f"{opened.remaining_total:g}",
         )
     if books.decisions:
@@ -250,10 +241,11 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
                 rid=last.rid,
                 seqs=(last.seq,),
             )
-    if event.claim_failed or not books.reference:
+    if event.claim_failed:
         return
     if event.preempted:
-        _preempted(books, event, report)
+        if books.reference:
+            _preempted(books, event, report)
     elif books.pinned_tokens != books.locked_pages * books.page_size:
         report(
             "INV-BUDGET-03",

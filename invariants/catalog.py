@@ -87,7 +87,8 @@ CATALOG: Final[tuple[Law, ...]] = (
         1,
         Group.CHUNK,
         "O(1) per decision",
-        "reference accounting; cuts with the radix tree off and ignore_eos are not rounded, nor is a continuation's",
+        "under exact accounting for every cut; under reference accounting cuts with the radix tree off and ignore_eos "
+        "are not rounded, nor is a continuation's",
         "An absolute end that is not a multiple of the page size.",
     ),
     Law(
@@ -97,7 +98,8 @@ CATALOG: Final[tuple[Law, ...]] = (
         Group.BUDGET,
         "O(1) per decision",
         "reference accounting: first_unchunked (chunking off; first of the batch, or ignore_eos with the tree off), "
-        "input_by_chunk (chunking on), chunk_page_rounding (by less than a page), kv_rounding, continuation",
+        "input_by_chunk (chunking on), chunk_page_rounding (by less than a page), kv_rounding, continuation; exact "
+        "accounting: first_unchunked alone",
         "A ledger below zero after an admission whose record names no overdraft that this configuration allows.",
     ),
     Law(
@@ -116,8 +118,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         1,
         Group.BUDGET,
         "O(1) per decision",
-        "always; the cost is recomputed under reference accounting, else only its direction is checked; a preemption "
-        "may give KV back in between",
+        "always, with the price of the accounting in force; a preemption may give KV back in between",
         "A broken chain of before and after, a double charge, or a refusal that cost something.",
     ),
     Law(
@@ -126,7 +127,8 @@ CATALOG: Final[tuple[Law, ...]] = (
         1,
         Group.BUDGET,
         "O(1) per pass, O(1) per token",
-        "reference accounting: min(max_new_tokens - outputs, clip) x new_token_ratio, ratio 1 for ignore_eos",
+        "reference accounting: min(max_new_tokens - outputs, clip) x new_token_ratio, ratio 1 for ignore_eos; "
+        "exact accounting: pages(computed + left x ratio) - pages held, and the rest of the half-prefilled request",
         "remaining_total that opens above what the second books leave: a running request was not counted.",
     ),
     Law(

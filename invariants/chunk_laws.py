@@ -12,7 +12,7 @@ from invariants.shadow import Shadow, ShadowRequest
 from invariants.violation import Report
 
 #: Refused before any match: prefix_len is then what the queue's order was made with, capped but not floored to pages.
-UNTRIED: Final = frozenset({Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET})
+UNTRIED: Final = frozenset({Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET, Reason.DELAYED})
 
 
 def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
@@ -40,8 +40,10 @@ def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
             f"is_chunked {event.is_chunked}, selected_extend {event.selected_extend}",
             rid=rid,
         )
-    if event.reason is Reason.ADMITTED_FIRST_CHUNK and event.extend_end % books.page_size:
-        unrounded = not books.config.cache.enable_radix and request is not None and request.ignore_eos
+    cut = event.reason is Reason.ADMITTED_FIRST_CHUNK or (event.is_chunked and not books.reference)
+    if cut and event.extend_end % books.page_size:
+        treeless = not books.config.cache.enable_radix
+        unrounded = books.reference and treeless and request is not None and request.ignore_eos
         if not unrounded:
             report(
                 "INV-CHUNK-05",

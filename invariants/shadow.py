@@ -7,6 +7,7 @@ reported once and not at every later event.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -69,12 +70,25 @@ class ShadowRequest:
 class PlanView:
     """What a plan was made on: page counts and growth of the running, as they stood before its commit."""
 
-    __slots__ = ("continuation", "eos_growth", "evictable", "free", "plain_growth", "ratio", "running")
+    __slots__ = (
+        "continuation",
+        "eos_growth",
+        "evictable",
+        "exact_claim",
+        "exact_promise",
+        "free",
+        "plain_growth",
+        "ratio",
+        "running",
+    )
 
     def __init__(self) -> None:
         self.free = self.evictable = self.running = self.plain_growth = self.eos_growth = 0
         self.ratio = 0.0
         self.continuation: str | None = None
+        #: Under exact accounting: what is promised in all, and what decode rows would claim now.
+        self.exact_promise = 0.0
+        self.exact_claim = 0
 
 
 class Shadow:
@@ -86,7 +100,7 @@ class Shadow:
         self.page_size = started.page_size
         self.num_pages = started.num_pages
         self.max_rows = started.max_running_requests
-        #: Prices are recomputed for the reference's accounting; another one is checked for order and sign only.
+        #: Whose prices are recomputed: the reference's, or the exact ones.
         self.reference: bool = str(scheduler.kv_accounting) == "reference"
         self.clip = scheduler.clip_max_new_tokens
         self.chunking = scheduler.chunked_prefill_size is not None
@@ -186,6 +200,34 @@ class Shadow:
         else:
             self.plain_growth += tokens
 
+    # -- exact accounting ------------------------------------------------------------------------------------------
+
+    def pages(self, tokens: float) -> int:
+        """Tokens of the pages that `tokens` tokens occupy."""
+        return math.ceil(tokens / self.page_size) * self.page_size
+
+    def whole(self, request: ShadowRequest) -> int:
+        """Pages of a request at its longest: the last output token is never written."""
+        return self.pages(request.seq_len + max(self.growth(request) - 1, 0))
+
+    def exact_promised(self) -> float:
+        """Growth of the running beyond the pages they hold, and the rest of the half-prefilled request."""
+        total = 0
+        for request in self.running.values():
+            computed = request.seq_len - 1
+            left = self.growth(request) * (1.0 if request.ignore_eos else self.ratio)
+            total += max(0, self.pages(computed + max(left, 1)) - self.pages(computed))
+        rid = self.continuation()
+        if rid is not None:
+            request = self.requests[rid]
+            total += self.whole(request) - self.pages(request.cursor or 0)
+        return total
+
+    def exact_claimed(self) -> int:
+        """What the running would claim with one token more each."""
+        page = self.page_size
+        return sum(page for request in self.running.values() if (request.seq_len - 1) % page == 0)
+
     # -- locks ---------------------------------------------------------------------------------------------------
 
     def add_lock(self, node: int, rid: str, delta: int) -> int:
@@ -241,6 +283,8 @@ class Shadow:
         view.plain_growth, view.eos_growth = self.plain_growth, self.eos_growth
         view.ratio = self.ratio
         view.continuation = self.continuation()
+        if not self.reference:
+            view.exact_promise, view.exact_claim = self.exact_promised(), self.exact_claimed()
         self.locked_pages = self.released_pages = 0
 
     def close_plan(self, ratio: float) -> None:
