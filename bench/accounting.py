@@ -57,9 +57,13 @@ class Row:
 
 
 def _azure(path: Path) -> Iterator[Row]:
-    with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
+    with (
+        path.open("rb") as raw,
+        gzip.open(raw) if path.suffix == ".gz" else raw as file,
+        io.TextIOWrapper(file, "ascii", newline="") as text,
+    ):
         first = None
-        for line in csv.DictReader(io.TextIOWrapper(file, "ascii", newline="")):
+        for line in csv.DictReader(text):
             seconds, _, fraction = line["TIMESTAMP"].partition(".")
             at = int(datetime.fromisoformat(seconds).timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9])
             first = at if first is None else first
