@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from operator import attrgetter, itemgetter
 from typing import Final
 
 from engine.config import Policy
@@ -21,14 +20,12 @@ from engine.kvcache.radix_cache import RadixCache
 from engine.request import Request
 from engine.scheduler.policies import Ordering, OrderInputs
 from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
-from engine.scheduler.policies.shortest_prefill_first import uncached_work
-from engine.scheduler.prefix_index import Entry, Place, PrefixIndex
+from engine.scheduler.prefix_index import STOOD, Entry, PrefixIndex
 
 #: Above this share of the queue moving at once, sorting anew is cheaper than moving one by one.
 _REBUILD_SHARE: Final = 8
 _LAST: Final = (1, 0)
-_FIRST: Final = itemgetter(0)
-_PLACE: Final = attrgetter("key", "label")
+_KEPT_KEYS: Final = 4096
 
 
 class _ColdGroup:
@@ -55,6 +52,7 @@ class IndexedQueue:
         self._headless: dict[int, None] = {}
         self._displaced: dict[str, Entry] = {}
         self._labels = 0
+        self._keys: dict[int, tuple[int, int]] = {}
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
@@ -98,15 +96,13 @@ class IndexedQueue:
     def _walk(self, inputs: OrderInputs) -> list[Entry]:
         """Match again, in present order, whoever may match otherwise than in the last pass."""
         page_size = inputs.kv.page_size
-        changed = self._index.take_pending()
-        changed.sort(key=_PLACE)
-        self._index.begin_pass()
-        walked = changed + list(self._arrivals.values())
+        walked = self._index.begin_pass() + list(self._arrivals.values())
         self._index.walk(walked)
         for entry in walked:
             request = entry.request
             matched = entry.pages * page_size
-            request.matched_len = min(matched, request.seq_len - 1)
+            most = request.prompt_len + request.output_len - 1
+            request.matched_len = matched if matched < most else most
             is_cold = matched <= COLD_LIMIT_TOKENS and request.head32_key is not None
             if is_cold and entry.cold_head is None:
                 self._join_cold(entry)
@@ -140,8 +136,8 @@ class IndexedQueue:
             group.first = None
             self._headless[head] = None
 
-    def _settle_put_back(self, walked: list[Entry]) -> list[tuple[Entry, tuple[int, ...]]]:
-        """Decide who is put back; returns who must move, with their new keys."""
+    def _settle_put_back(self, walked: list[Entry]) -> list[Entry]:
+        """Decide who is put back; returns who must move, each with its key to come."""
         touched: dict[str, Entry] = {entry.request.rid: entry for entry in walked}
         for entry in walked:
             if entry.cold_head is not None and self._cold[entry.cold_head].first is None:
@@ -159,49 +155,64 @@ class IndexedQueue:
             entry.is_put_back = cold is not None and self._cold[cold].first is not entry
             key = self._key(entry)
             if entry.is_arrival or entry.key != key:
-                movers.append((entry, key))
+                entry.key_to_come = key
+                movers.append(entry)
         return movers
 
     def _key(self, entry: Entry) -> tuple[int, ...]:
         request = entry.request
         if self._policy is Policy.LPM:
-            return _LAST if entry.is_put_back else (0, -request.matched_len)
-        return (int(entry.is_put_back), uncached_work(request), request.entry_seq)
+            if entry.is_put_back:
+                return _LAST
+            # Most of a queue matches the same few lengths, so their keys are kept.
+            matched = request.matched_len
+            if len(self._keys) > _KEPT_KEYS:
+                self._keys.clear()
+            return self._keys.get(matched) or self._keys.setdefault(matched, (0, -matched))
+        work = request.prompt_len + request.output_len - request.matched_len  # `uncached_work`, without its two calls
+        return (1 if entry.is_put_back else 0, work if work > 1 else 1, request.entry_seq)
 
-    def _move(self, movers: list[tuple[Entry, tuple[int, ...]]]) -> None:
+    def _move(self, movers: list[Entry]) -> None:
         """Put movers where a stable sort would: see the top of the file."""
         if not movers:
             return
-        back: list[tuple[Place, Entry, tuple[int, ...]]] = []
-        forward: list[tuple[Place, Entry, tuple[int, ...]]] = []
-        arrived: list[tuple[Place, Entry, tuple[int, ...]]] = []
-        rebuild = len(movers) * _REBUILD_SHARE > len(self._order)
+        order = self._order
+        back: list[Entry] = []
+        forward: list[Entry] = []
+        arrived: list[Entry] = []
+        rebuild = len(movers) * _REBUILD_SHARE > len(order)
         if rebuild:
-            gone = {entry.request.rid for entry, _ in movers}
-            self._order = [item for item in self._order if item[2] not in gone]
-        for entry, key in movers:
+            gone = {entry.request.rid for entry in movers}
+            order = self._order = [item for item in order if item[2] not in gone]
+        for entry in movers:
             if entry.is_arrival:
-                arrived.append((entry.place, entry, key))
+                arrived.append(entry)
                 continue
             if not rebuild:
-                del self._order[bisect_left(self._order, (entry.key, entry.label))]
+                del order[bisect_left(order, (entry.key, entry.label))]
             self._index.remember_place(entry)
-            (back if key > entry.key else forward).append((entry.place, entry, key))
-        back.sort(key=_FIRST, reverse=True)
-        forward.sort(key=_FIRST)
-        placed = back + forward + arrived
-        labels = self._labels
-        for number, (_, entry, key) in enumerate(placed):
-            labels += 1
-            entry.label = -labels if number < len(back) else labels
-            entry.key = key
+            (back if entry.key_to_come > entry.key else forward).append(entry)
+        back.sort(key=STOOD, reverse=True)
+        forward.sort(key=STOOD)
+        label = -self._labels
+        for entry in back:
+            label -= 1
+            entry.label = label
+        label = -label
+        for entry in (*forward, *arrived):
+            label += 1
+            entry.label = label
+        self._labels = label
+        for entry in movers:
+            key = entry.key = entry.key_to_come
             entry.is_arrival = False
-            if not rebuild:
-                insort(self._order, (key, entry.label, entry.request.rid))
-        self._labels = labels
+            item = (key, entry.label, entry.request.rid)
+            if rebuild:
+                order.append(item)
+            else:
+                insort(order, item)
         if rebuild:
-            self._order.extend((entry.key, entry.label, entry.request.rid) for _, entry, _ in placed)
-            self._order.sort()
+            order.sort()
         self._arrivals.clear()
 
     def _unmatched(self, inputs: OrderInputs) -> Ordering:

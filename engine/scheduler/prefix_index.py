@@ -11,11 +11,15 @@ there); a request that leaves writes its stamp on its path first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Final
 
 from engine.kvcache.page_keys import Keys
 from engine.kvcache.radix_cache import Node, RadixCache, Stamp
 from engine.request import Request
 
+#: Key to sort entries by where they stood.
+STOOD: Final = attrgetter("place")
 #: Place in the queue before a pass sorted it: (0, …) of an ordered request, (1, entry, 0) of an arrival.
 Place = tuple[object, ...]
 
@@ -28,6 +32,7 @@ class Entry:
         "is_arrival",
         "is_put_back",
         "key",
+        "key_to_come",
         "label",
         "next_key",
         "node",
@@ -43,6 +48,7 @@ class Entry:
         self.pages = 0
         self.next_key: int | None = None
         self.key: tuple[int, ...] = ()
+        self.key_to_come: tuple[int, ...] = ()
         self.label = 0
         self.is_arrival = True
         self.is_put_back = False
@@ -138,16 +144,19 @@ class PrefixIndex:
 
     # -- called by the queue ---------------------------------------------------------------------------------------
 
-    def take_pending(self) -> list[Entry]:
-        """Requests, arrivals aside, whose match may have changed since the last pass."""
-        pending = list(self._pending.values())
-        self._pending = {}
-        return pending
+    def begin_pass(self) -> list[Entry]:
+        """Everything walked from here on carries one new tick, ordered by place.
 
-    def begin_pass(self) -> None:
-        """Everything walked from here on carries one new tick, ordered by place."""
+        Returns the requests, arrivals aside, whose match may have changed since the last pass, in the order they stand.
+        """
         self._tick = self._tree.next_tick()
         self._last_place.clear()
+        pending = list(self._pending.values())
+        self._pending = {}
+        for entry in pending:
+            self.remember_place(entry)
+        pending.sort(key=STOOD)
+        return pending
 
     def walk(self, entries: list[Entry]) -> None:
         """Match every entry as far as it goes now, from where it is parked; they must come in order of place.
@@ -156,11 +165,10 @@ class PrefixIndex:
         ends where that one ended, is not walked again but put beside it.
         """
         ways: dict[tuple[int, int], _Way] = {}
-        tick, root, standing = self._tick, self._tree.root, self._standing
+        tick, root = self._tick, self._tree.root
         for entry in entries:
             if entry.place_pass != tick:
-                entry.place = (1, entry.request.entry_seq, 0) if entry.is_arrival else standing(entry)
-                entry.place_pass = tick
+                self.remember_place(entry)
             keys, start, key = entry.request.keys, entry.node, entry.next_key
             if start is None:
                 start, key = root, keys.at(0) if len(keys) else None
@@ -185,9 +193,14 @@ class PrefixIndex:
 
     def _settle(self, entry: Entry, node: Node, pages: int, next_key: int | None) -> None:
         """Park the entry at `node`, where its match of `pages` pages ends and its keys go on with `next_key`."""
-        if node is not entry.node:
-            self._unpark(entry)
-            entry.node, entry.pages, entry.next_key = node, pages, next_key
+        if node is entry.node:
+            return
+        self._unpark(entry)
+        entry.node, entry.pages, entry.next_key = node, pages, next_key
+        groups = self._parked.get(node.node_id)
+        if groups is not None and next_key not in groups:
+            groups[next_key] = entry
+        else:
             self._park(entry, node, next_key)
 
     def _park(self, entry: Entry, node: Node, key: int | None) -> None:
@@ -205,7 +218,7 @@ class PrefixIndex:
     def remember_place(self, entry: Entry) -> None:
         """Keep where the request stood before this pass sorts it."""
         if entry.place_pass != self._tick:
-            entry.place = self.place_of(entry)
+            entry.place = (1, entry.request.entry_seq, 0) if entry.is_arrival else self._standing(entry)
             entry.place_pass = self._tick
 
     def place_of(self, entry: Entry) -> Place:

@@ -72,10 +72,8 @@ class WeightQueue:
     # -- one pass --------------------------------------------------------------------------------------------------
 
     def order(self, inputs: OrderInputs) -> Ordering:
-        changed = self._index.take_pending()
         self._order_before = self._walk_order
-        self._index.begin_pass()
-        changed.sort(key=self._index.place_of)
+        changed = self._index.begin_pass()
         before = list(self) if inputs.keep_record else []
         pages_of: dict[str, int] = {}
         walked = changed + list(self._arrivals.values())
