@@ -173,6 +173,7 @@ class Shadow:
         if state is RequestState.FINISHED:
             del self.requests[request.rid]
             self.in_state[state] -= 1
+            self.aborting.pop(request.rid, None)  # its id may be used again before the step ends
 
     def count_preempted(self, rid: str) -> None:
         """Remember the promise that a preempted request gives back."""

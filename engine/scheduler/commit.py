@@ -64,23 +64,24 @@ def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> 
 
 
 def _touch_and_preempt(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:
-    """Stamp what the pass matched, and push back whom it preempted, in the order the pass made them."""
-    preempted = list(plan.preempted)
-    running = len(state.running)
-    rows: dict[str, int] = {}
+    """Stamp what the pass matched, release whom it preempted, lock the members' prefixes, and only then evict.
 
-    def release_up_to(touches: int) -> None:
-        while preempted and preempted[0][1] <= touches:
-            request = state.requests[preempted.pop(0)[0]]
-            rows[request.rid] = _let_go(state, request)
-            left = running - len(rows)
-            state.evicted_in_step += state.kv.evict_until_free(state.kv.pages_ceil(RETRACT_DECODE_STEPS * left))
-
-    for index, (rid, pages) in enumerate(plan.touches):
-        release_up_to(index)
-        if state.kv.enable_radix:
+    A member may match a prefix that only its victim locked: evicting at once, as the reference does, would take it
+    from under the plan.
+    """
+    if state.kv.enable_radix:
+        for rid, pages in plan.touches:
             state.kv.tree.touch(state.requests[rid].keys.first(pages))
-    release_up_to(len(plan.touches))
+    rows = {rid: _let_go(state, state.requests[rid]) for rid in plan.preempted}
+    for row in plan.prefills:
+        request = state.requests[row.rid]
+        if request.state is RequestState.WAITING:
+            keys = request.keys.first(row.prefix_len // state.kv.page_size)
+            request.lease = state.kv.acquire(request.rid, keys)
+    running = len(state.running)
+    for gone in range(1, len(rows) + 1):
+        room = state.kv.pages_ceil(RETRACT_DECODE_STEPS * (running - gone))
+        state.evicted_in_step += state.kv.evict_until_free(room)
     if rows:
         order = [request for request in state.running if request.rid in rows]
         state.running = [request for request in state.running if request.rid not in rows]
@@ -122,12 +123,9 @@ def _missed_plan(state: SchedulerState, plan: StepPlan) -> StepPlan:
 
 
 def _commit_prefill(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:
-    """Lock every matched prefix first, then evict, then claim: a claim cannot evict another member's prefix."""
+    """Evict, then claim. Every matched prefix is locked by now: a claim cannot evict another member's."""
     kv = state.kv
     members = [state.requests[row.rid] for row in plan.prefills]
-    for row, request in zip(plan.prefills, members, strict=True):
-        if request.state is RequestState.WAITING:
-            request.lease = kv.acquire(request.rid, request.keys.first(row.prefix_len // kv.page_size))
     tokens = sum(row.extend_len for row in plan.prefills)
     if kv.page_size > 1:
         tokens += len(members) * kv.page_size
@@ -351,7 +349,7 @@ def _publish_planned(state: SchedulerState, plan: StepPlan, publisher: Publisher
             plan.decodes,
             plan.sampling,
             plan.retractions,
-            tuple(rid for rid, _ in plan.preempted),
+            plan.preempted,
             plan.mixed_rows,
             plan.budget_open,
             plan.budget_close,

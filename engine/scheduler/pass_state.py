@@ -23,7 +23,7 @@ class PassState:
     touches: list[tuple[str, int]] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     unlocked: dict[int, int] = field(default_factory=dict)
-    preempted: list[tuple[str, int]] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
     considered: dict[str, int] = field(default_factory=dict)
     claimed_pages: int = 0
     continuation_after: str | None = None

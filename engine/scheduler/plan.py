@@ -61,7 +61,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     ratio_after     new_token_ratio after this step
     full_after      the reference's full flag after this step
     mixed_tested    whether the decode-fit test of a mixed step was made (it evicts even when it fails)
-    preempted       (rid, how many touches came before it) of running requests that give way
+    preempted       running requests that give way, in the order they were chosen
     considered      (rid, candidate extend) of waiting requests that were matched
     delayed_passes  passes in a row that the prefill delayer held back, this one included
     chunk_size, predicted_step_ns  what the dynamic chunk chose and expects; None when it is off
@@ -91,7 +91,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     ratio: float = 0.0
     ratio_after: float = 0.0
     mixed_tested: bool = False
-    preempted: tuple[tuple[str, int], ...] = ()
+    preempted: tuple[str, ...] = ()
     considered: tuple[tuple[str, int], ...] = ()
     guards: tuple[Guard, ...] = ()
     promised_tokens: float = 0.0

@@ -313,9 +313,10 @@ class _Pass:
         return self._end("result", Reason.DELAYED, head, 0)
 
     def _matched(self, request: Request) -> int:
-        """What the ordering of this pass matched of a request."""
-        ordering = self._state.ordering
-        return request.matched_len if ordering is not None and ordering.deprioritized is not None else 0
+        """What the ordering of this pass matched of a request, in whole pages and less than all of it."""
+        ordering, page_size = self._state.ordering, self._state.kv.page_size
+        is_matched = ordering is not None and ordering.deprioritized is not None
+        return request.matched_len // page_size * page_size if is_matched else 0
 
     def _spent_reason(self) -> Reason:
         """Which ledger an admission used up."""

@@ -168,7 +168,7 @@ class PrefillAdder:
             promised = self._accounting.running_growth(victim, self._ratio)
             taken = self._accounting.opening([victim], promised).current if self._accounting.counts_held_pages() else 0
             state.budget = state.budget.release(gained, promised, taken if self._riding else 0)
-            state.preempted.append((victim.rid, len(state.touches)))
+            state.preempted.append(victim.rid)
             self.running.remove(victim)
         return bool(victims)
 

@@ -110,7 +110,7 @@ def run_pass(case: dict[str, Any], *, guards: bool, acted: set[str]) -> Differen
         "chunked_req": plan.continuation_after,
         "batch_is_full": plan.full_after,
         "waiting_after": [request.rid for request in state.waiting],
-        "preempted": [rid for rid, _ in plan.preempted],
+        "preempted": list(plan.preempted),
         "final": virtual.counts(),
         "cached_after": [virtual.cached(entry["tokens"]) for entry in scenario.get("cached", [])],
     }

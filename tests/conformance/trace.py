@@ -83,7 +83,7 @@ def play_round(virtual: Virtual, number: int, acted: set[str]) -> dict[str, Any]
     rows = tuple(virtual.result(rid) for rid in plan.sampling)
     scheduler.apply(plan, StepOutcome(plan.step, rows))
     entry["finished"] = [row.rid for row in rows if row.finish is not None]
-    entry["preempted"] = [rid for rid, _ in plan.preempted]
+    entry["preempted"] = list(plan.preempted)
     entry["retracted"] = [victim.rid for victim in plan.retractions if not victim.aborted]
     entry["aborted"] = [victim.rid for victim in plan.retractions if victim.aborted]
     entry["evicted"] = state.evicted_in_step * virtual.page_size

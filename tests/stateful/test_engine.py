@@ -21,9 +21,6 @@ from tests.engine.stub_model import StubRun
 from tests.stateful.effort import effort
 from tests.stateful.laws import check_state
 
-#: Turn on when tests/engine/scheduler/test_preemption.py passes without its mark.
-PREEMPTION = False
-
 #: Steps without a token, a computed piece or an end, while somebody is unfinished.
 IDLE_BOUND = 8
 
@@ -74,7 +71,7 @@ def configurations(draw: st.DrawFn) -> EngineConfig:
         "schedule_conservativeness": draw(st.sampled_from([0.01, 0.01, 0.3, 1.0])),
         "clip_max_new_tokens": draw(st.sampled_from([1, 8, 4096])),
         "enable_priority_scheduling": priorities,
-        "enable_priority_preemption": PREEMPTION and priorities and draw(st.booleans()),
+        "enable_priority_preemption": priorities and draw(st.booleans()),
         "priority_preemption_threshold": 0,
     }
     pages = draw(st.integers(3, {1: 60, 2: 40, 16: 20, 64: 6}[page_size]))

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from engine.errors import LawBroken
 from tests.builders import engine_config
 from tests.engine.stub_model import StubRun
 
 
-@pytest.mark.xfail(
-    raises=LawBroken,
-    strict=True,
-    reason="commit evicts for the victim before it locks the members' prefixes: 'no node ends at page 1; matched 0'",
-)
 def test_a_prefix_that_only_the_victim_held_is_still_there() -> None:
     """`urgent` matches one token that only `low` holds. Preempting `low` evicts, and the plan still counts on it."""
     config = engine_config(

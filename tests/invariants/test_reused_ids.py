@@ -1,0 +1,27 @@
+"""An id may be used again as soon as its request has ended, even within the same step (FR-25)."""
+
+from __future__ import annotations
+
+from engine.clock import VirtualClock
+from engine.executor.simulated import SimulatedExecutor
+from engine.llm_engine import EngineRequest, LLMEngine
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
+from invariants import InvariantChecker
+from tests.builders import engine_config
+
+
+def test_an_id_used_again_at_once_after_an_abort_is_a_new_request() -> None:
+    config = engine_config(page_size=4, num_pages=32)
+    checker = InvariantChecker(on_violation="raise")
+    engine = LLMEngine(config, executor=SimulatedExecutor(config), clock=VirtualClock(), sink=checker)
+    params = SamplingParams(max_new_tokens=5, ignore_eos=True)
+    engine.add_request(EngineRequest(rid="r", prompt_ids=(1, 2, 3), params=params))
+    engine.step()
+    assert engine.abort_request("r")
+    engine.add_request(EngineRequest(rid="r", prompt_ids=(4, 5, 6, 7, 8), params=params))
+    ends = []
+    while engine.has_work:
+        ends += [output.finish for output in engine.step() if output.finish is not None]
+    assert ends == [FinishReason.ABORT, FinishReason.LENGTH]
+    assert checker.total_violations == 0
