@@ -22,6 +22,7 @@ from engine.kvcache.page_keys import Keys
 from engine.kvcache.page_pool import NO_OWNER, KvEvents, PagePool, Pages, PageState
 
 ROOT_ID: Final = 0
+_SHORT_KEYS: Final = 512
 
 #: (tick,) of an explicit walk, or (tick of a pass, place of a waiting request before its sort, 0 walked | 1 split).
 Stamp = tuple[object, ...]
@@ -73,7 +74,10 @@ def _common(left: Keys, right: Keys) -> int:
     count = min(len(left), len(right))
     if count == 0:
         return 0
-    differs = left[:count] != right[:count]
+    left, right = left[:count], right[:count]
+    if count <= _SHORT_KEYS and left.tobytes() == right.tobytes():
+        return count  # the usual end of a comparison, at a fraction of what arrays take to find it
+    differs = left != right
     first = int(differs.argmax())
     return first if differs[first] else count
 
