@@ -157,6 +157,8 @@ def draw(folder: Path, rows: Sequence[Row]) -> None:
         )
         for policy in POLICIES
     ]
+    first = [(row.waiting or 1, row.first_ms.median) for row in steady if row.policy == "lpm" and row.first_ms]
+    queue.append(Line("lpm, first ordering", first))
     queue.append(Line("SGLang lpm, page 1", [(128, 1.8), (1_024, 15.0), (8_192, 128.0)], dashed=True))
     scheduler_plot.write(
         folder,
