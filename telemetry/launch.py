@@ -45,6 +45,7 @@ from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
 from telemetry.metrics import MetricsSink
 from telemetry.ports import bind_listener, port_of
+from telemetry.program import program
 from telemetry.read_api import create_router
 from telemetry.read_model import ReadModel
 from telemetry.settings import ServeCommand
@@ -199,7 +200,7 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
     print(f"  metrics  {url}/metrics")
     if instance.journal is not None:
         print(f"  journal  {instance.journal.path}")
-    print(f"  page     admitscope dashboard {url}")
+    print(f"  page     {program()} dashboard {url}")
     sys.stdout.flush()
 
 

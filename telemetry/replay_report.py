@@ -95,7 +95,7 @@ def render(report: ReplayReport) -> str:
     if report.divergence is None:
         out.append(
             f"{report.verdict}, {report.events:,} events, {report.steps:,} steps, hash {report.hash} "
-            f"({report.checkpoints} recorded checkpoints agree)"
+            f"({report.checkpoints} recorded {'checkpoint agrees' if report.checkpoints == 1 else 'checkpoints agree'})"
         )
     else:
         out += _render_divergence(report.divergence, report)

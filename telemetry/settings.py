@@ -153,8 +153,8 @@ class DashboardCommand(_Command):
 class DemoCommand(_Command):
     """A real model under a replayed trace, live in the browser: server, dashboard and load, started and ended together.
 
-    Rows of the Azure conversation trace arrive as chat questions about passages of Shakespeare, slightly slower than
-    this machine can answer, so that a queue forms and empties. Nothing is downloaded.
+    Rows of the Azure conversation trace arrive as chat questions about passages of Shakespeare, in waves, a
+    little faster at times than this machine can answer: a queue forms and empties. Nothing is downloaded.
 
     examples:
       admitscope demo                                     until Ctrl-C

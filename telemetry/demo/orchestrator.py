@@ -29,6 +29,7 @@ from telemetry.demo.processes import Child
 from telemetry.demo.report import Tally, status_line, summary
 from telemetry.demo.scrape import Scrape
 from telemetry.ports import free_port
+from telemetry.program import program
 from telemetry.settings import DemoCommand
 
 HOST: Final = "127.0.0.1"
@@ -148,9 +149,9 @@ def _say_what_next(run: _Run, folder: Path) -> None:
     if journal is None:
         return
     seconds, rid = run.tally.slowest
-    run.console.print(f"why the slowest request waited {seconds:.1f} s, from this run's journal:", highlight=False)
-    run.console.print(f"  admitscope explain {journal} {rid}", highlight=False, soft_wrap=True, markup=False)
-    run.console.print(f"  admitscope replay {journal}", highlight=False, soft_wrap=True, markup=False)
+    run.console.print(f"why the slowest first token took {seconds:.1f} s, from this run's journal:", highlight=False)
+    run.console.print(f"  {program()} explain {journal} {rid}", highlight=False, soft_wrap=True, markup=False)
+    run.console.print(f"  {program()} replay {journal}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _start_servers(command: DemoCommand, run: _Run, logs: Path) -> None:

@@ -94,8 +94,6 @@ def status_line(scrape: Scrape, before: Scrape, seconds: float, tally: Tally) ->
     )  # fmt: skip
     if tally.failed:
         line.append(f"  failed {len(tally.failed)}", style="bold red")
-    line.no_wrap = True
-    line.overflow = "ellipsis"
     return line
 
 
