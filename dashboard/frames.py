@@ -113,6 +113,19 @@ def ttft_quantiles(requests: RequestsAnswer, window_s: float = WINDOW_S) -> Quan
     return Quantiles(quantile(seen, 0.5), quantile(seen, 0.99), len(seen))
 
 
+def queue_share(requests: RequestsAnswer, window_s: float = WINDOW_S) -> float | None:
+    """Of the TTFT of the requests that `ttft_quantiles` counts, the share spent in the queue: 0 to 1."""
+    rows = [
+        (row.queue_s, row.ttft_s)
+        for row in (*requests.live, *requests.finished)
+        if row.ttft_s is not None
+        and row.queue_s is not None
+        and requests.t_wall_s - (row.accepted_wall_s + row.ttft_s) <= window_s
+    ]
+    whole = sum(ttft for _, ttft in rows)
+    return sum(queued for queued, _ in rows) / whole if whole > 0 else None
+
+
 def tbt_quantiles(latency: LatencyAnswer) -> Quantiles:
     """TBT of the latest slot in which a gap was observed."""
     for point in reversed(latency.points):

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from dashboard import formats as f
 from dashboard.feed import Look
-from dashboard.frames import Quantiles, blocker_mix, finish_mix, tbt_quantiles, ttft_quantiles
+from dashboard.frames import Quantiles, blocker_mix, finish_mix, queue_share, tbt_quantiles, ttft_quantiles
 from dashboard.theme import Palette, blocker_colour
 from telemetry.observe import EngineStatus
 
@@ -70,6 +70,7 @@ def _tiles(status: EngineStatus, look: Look) -> list[dict[str, Any]]:
     points = look.latency.points[-_SPARK_POINTS:] if look.latency else ()
     ttft = ttft_quantiles(look.requests) if look.requests else Quantiles(None, None, 0)
     tbt = tbt_quantiles(look.latency) if look.latency else Quantiles(None, None, 0)
+    queued = queue_share(look.requests) if look.requests else None
     slot = look.latency.slot_s if look.latency else 0.0
     pages = status.kv_pages
     used = pages.private + pages.protected
@@ -97,13 +98,13 @@ def _tiles(status: EngineStatus, look: Look) -> list[dict[str, Any]]:
             "spark": [p.tokens_per_s for p in points],
             "help": f"Over the last {f.duration(status.rate_window_s)}",
         },
-        _latency_tile("ttft", "TTFT", ttft, "last 60 s", [p.ttft_p50_s for p in points]),
-        _latency_tile("tbt", "TBT", tbt, f"latest slot of {slot:g}\u00a0s", [p.tbt_p50_s for p in points]),
+        _latency_tile("ttft", "TTFT", ttft, "last 60 s", [p.ttft_p50_s for p in points], queued),
+        _latency_tile("tbt", "TBT", tbt, f"last {slot:g}\u00a0s with tokens", [p.tbt_p50_s for p in points]),
         {
             "id": "kv",
             "label": "K/V in use",
             "values": [["", f.share(used, pages.capacity), ""]],
-            "sub": f"{f.count(pages.evictable)} cached, {f.count(pages.free)} free",
+            "sub": f"pages: {f.count(pages.evictable)} cached, {f.count(pages.free)} free",
             "help": f"{f.count(used)} of {f.count(pages.capacity)} pages are held by requests; cached ones can go",
         },
         {
@@ -117,12 +118,15 @@ def _tiles(status: EngineStatus, look: Look) -> list[dict[str, Any]]:
     ]
 
 
-def _latency_tile(name: str, label: str, quantiles: Quantiles, when: str, spark: list[float | None]) -> dict[str, Any]:
+def _latency_tile(
+    name: str, label: str, quantiles: Quantiles, when: str, spark: list[float | None], queued: float | None = None
+) -> dict[str, Any]:
+    share = "" if queued is None else f" · {f.share(queued, 1.0)} in queue"
     return {
         "id": name,
         "label": label,
         "values": [["p50", *f.seconds(quantiles.p50)], ["p99", *f.seconds(quantiles.p99)]],
-        "sub": f"{when} · n {f.count(quantiles.count)}" if quantiles.count else "nothing observed yet",
+        "sub": f"{when} · n {f.count(quantiles.count)}{share}" if quantiles.count else "nothing observed yet",
         "spark": spark,
     }
 

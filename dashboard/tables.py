@@ -40,11 +40,14 @@ def _column(label: str, kind: str, unit: str = "", help_text: str = "") -> dict[
     return {"label": label, "kind": kind, "unit": unit, "help": help_text}
 
 
+#: Reasons whose test counts requests; the others count tokens.
+_IN_REQUESTS: Final = frozenset({"rows_exhausted", "prefill_max_reached"})
+
 _QUEUE_COLUMNS: Final = (
     _column("#", "num", help_text="place in the order of the last pass"),
     _column("Request", "mono"),
     _column("Waits for", "pill", help_text="the one limit or rule that keeps it waiting now"),
-    _column("Needs", "num", "tok", "what the deciding test asked for (requests, when it waits for a row)"),
+    _column("Needs", "num", "tok", "what the deciding test asked for; requests where the cell says so"),
     _column("Has", "num", "tok", "what there was"),
     _column("Age", "bar", help_text="since it came in; the bar is relative to the oldest"),
     _column("Passed over", "num", help_text="how often a later request was admitted before it"),
@@ -84,8 +87,8 @@ def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[s
             [str(entry["position"]), entry["position"]],
             [f.short_rid(rid), rid, None, None, rid],
             [f.words(blocker) + retracted, blocker, None, blocker_colour(colours, blocker), title],
-            [f.tokens(_number(entry["need"])), _sortable(entry["need"])],
-            [f.tokens(_number(entry["have"])), _sortable(entry["have"])],
+            [_tested(_number(entry["need"]), reason), _sortable(entry["need"])],
+            [_tested(_number(entry["have"]), reason), _sortable(entry["have"])],
             [f.duration(entry["age_s"]), entry["age_s"], entry["age_s"] / oldest if oldest else 0.0],
             [f.count(entry["times_passed_over"]), entry["times_passed_over"]],
             [f.tokens(entry["prompt_len"] + entry["output_len"]), entry["prompt_len"] + entry["output_len"]],
@@ -93,6 +96,11 @@ def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[s
             [f.short_rid(who) if who else f.NOTHING, who or "", None, None, who or ""],
         ],
     }
+
+
+def _tested(value: float | None, reason: str | None) -> str:
+    """One side of the test that decided: tokens, as the head says, or requests, which the cell then says itself."""
+    return f"{f.tokens(value)} req" if value is not None and reason in _IN_REQUESTS else f.tokens(value)
 
 
 _REQUEST_COLUMNS: Final = (
@@ -237,8 +245,8 @@ def _decision_row(decision: DecisionRow, colours: Palette, *, with_step: bool) -
             [f.tokens(decision.prefix_len), decision.prefix_len],
             [f.tokens(decision.candidate_extend), decision.candidate_extend],
             [f.tokens(decision.selected_extend), decision.selected_extend],
-            [f.tokens(decision.need), _sortable(decision.need)],
-            [f.tokens(decision.have), _sortable(decision.have)],
+            [_tested(decision.need, decision.reason), _sortable(decision.need)],
+            [_tested(decision.have, decision.reason), _sortable(decision.have)],
             *[_ledger_cell(decision.before, decision.after, name) for name in LEDGERS],
             decision.result,
         ],

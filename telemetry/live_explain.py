@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from telemetry.explain_words import amount, span, times
 from telemetry.observe import DecisionRow, QueueEntry, RequestDetail, Timeline
 
 #: What each blocker means to somebody who waits.
@@ -21,6 +22,9 @@ _MEANING: Final = {
     "prefill_max": "the batch held as many new prompts as it may",
 }
 
+#: Blockers whose test counts requests; the others count tokens.
+_IN_REQUESTS: Final = frozenset({"rows", "prefill_max"})
+
 
 def sentences(detail: RequestDetail) -> tuple[str, ...]:
     """A life in order of time; the present state last."""
@@ -35,30 +39,31 @@ def sentences(detail: RequestDetail) -> tuple[str, ...]:
         lines.append(f"It was pushed back to the queue {request.retractions} time(s) while running.")
     if request.outputs > 1 and request.tbt_p50_s is not None and request.tbt_max_s is not None:
         lines.append(
-            f"{request.outputs} tokens so far; the gap between two was {_ms(request.tbt_p50_s)} in the median, "
-            f"{_ms(request.tbt_max_s)} at worst."
+            f"{request.outputs} tokens so far; the gap between two was {_span(request.tbt_p50_s)} in the median, "
+            f"{_span(request.tbt_max_s)} at worst."
         )
     if detail.queue is not None:
         lines.append(_now(detail.queue))
     elif request.finish is not None and request.duration_s is not None:
-        lines.append(f"It ended after {_ms(request.duration_s)} with {request.outputs} tokens: {request.finish}.")
+        lines.append(f"It ended after {_span(request.duration_s)} with {request.outputs} tokens: {request.finish}.")
     return tuple(lines)
 
 
 def _waits(timeline: Timeline) -> list[str]:
     """One sentence per stretch of waiting, the longest eight, in order of time."""
-    longest = sorted(timeline.waits, key=lambda span: span.start_ns - span.end_ns)[:8]
+    longest = sorted(timeline.waits, key=lambda one: one.start_ns - one.end_ns)[:8]
     lines = []
-    for span in sorted(longest, key=lambda span: span.start_ns):
-        took = (span.end_ns - span.start_ns) / 1e9
+    for stretch in sorted(longest, key=lambda one: one.start_ns):
+        took = (stretch.end_ns - stretch.start_ns) / 1e9
         if took <= 0:
             continue
         behind = ""
-        if span.blocker == "order" and span.reason is not None:
-            at = f" at {span.who_stopped}" if span.who_stopped else ""
-            behind = f" (it ended{at}: {span.reason})"
-        why = _MEANING[span.blocker] + behind
-        lines.append(f"It waited {_ms(took)} because {why}; passes in that time: {span.passes}.")
+        if stretch.blocker == "order" and stretch.reason is not None:
+            at = f" at {stretch.who_stopped}" if stretch.who_stopped else ""
+            behind = f" (it ended{at}: {stretch.reason})"
+        why = _MEANING[stretch.blocker] + behind
+        over = f", over {times(stretch.passes, 'pass', 'passes')}" if stretch.passes else ""
+        lines.append(f"It waited {_span(took)}{over}, because {why}.")
     return lines
 
 
@@ -77,18 +82,19 @@ def _first_token(timeline: Timeline) -> str:
     until = timeline.ttft_ns
     if until is None and timeline.first_token_ns is not None:
         until = timeline.first_token_ns - timeline.accepted_ns
-    parts = ", ".join(f"{name} {_ms(ns / 1e9)}" for name, ns in timeline.parts_ns.items() if ns)
-    return f"Its first token came after {_ms((until or 0) / 1e9)}: {parts}."
+    parts = ", ".join(f"{name} {_span(ns / 1e9)}" for name, ns in timeline.parts_ns.items() if ns)
+    return f"Its first token came after {_span((until or 0) / 1e9)}: {parts}."
 
 
 def _now(entry: QueueEntry) -> str:
-    line = f"It is waiting now, at place {entry.position}, for {_ms(entry.age_s)}: {_MEANING[entry.blocker]}"
+    line = f"It is waiting now, at place {entry.position}, for {_span(entry.age_s)}: {_MEANING[entry.blocker]}"
     if entry.blocker == "order" and entry.reason is not None:
         line += f"; the last pass ended at {entry.who_stopped or 'the queue'} with {entry.reason}"
     if entry.need is not None and entry.have is not None:
-        line += f"; it needs {entry.need:g} and there are {entry.have:g}"
+        unit = "requests" if entry.blocker in _IN_REQUESTS else "tokens"
+        line += f"; it needs {amount(entry.need)} and there are {amount(entry.have)} {unit}"
     return line + "."
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"
+def _span(seconds: float) -> str:
+    return span(round(seconds * 1e9))

@@ -177,6 +177,21 @@ def test_key_quantiles_look_at_the_last_minute_only() -> None:
     assert frames.ttft_quantiles(answer) == frames.Quantiles(2.0, 10.0, 3)
 
 
+def test_the_queue_share_weighs_the_ttft_of_the_same_requests() -> None:
+    def row(rid: str, accepted: float, ttft: float | None, queue: float | None) -> o.RequestRow:
+        return o.RequestRow(
+            rid=rid, state="", accepted_wall_s=accepted, prompt_len=1, max_new_tokens=1, ttft_s=ttft, queue_s=queue
+        )
+
+    answer = o.RequestsAnswer(
+        **HEAD | {"t_wall_s": 1000.0},
+        live=(row("a", 990.0, 2.0, 0.0), row("waits", 999.0, None, 1.0)),
+        finished=(row("b", 950.0, 6.0, 6.0), row("old", 900.0, 39.0, 39.0)),
+    )
+    assert frames.queue_share(answer) == 0.75
+    assert frames.queue_share(o.RequestsAnswer(**HEAD, live=(), finished=())) is None
+
+
 def test_key_gaps_are_those_of_the_latest_slot_that_has_any() -> None:
     points = (
         o.LatencyPoint(t_wall_s=1.0, tbt_count=4, tbt_p50_s=0.02, tbt_p99_s=0.09),

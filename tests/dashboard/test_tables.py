@@ -87,6 +87,18 @@ def test_a_queue_row_shows_reason_need_have_and_who_stopped_the_pass() -> None:
     assert second["cells"][5][2] == 0.25
 
 
+def test_a_test_that_counts_requests_says_so_beside_tokens() -> None:
+    frame = pd.DataFrame(
+        [
+            o.QueueEntry(
+                rid="r", position=0, age_s=1.0, prompt_len=1, blocker="rows", reason="rows_exhausted", need=2, have=1
+            ).model_dump()
+        ]
+    )
+    cells = tables.queue_table(frame, 1, LIGHT).rows[0]["cells"]
+    assert [cells[3], cells[4]] == [["2 req", 2.0], ["1 req", 1.0]]
+
+
 def test_a_word_of_a_newer_engine_is_shown_as_it_is() -> None:
     frame = pd.DataFrame(
         [o.QueueEntry(rid="r", position=0, age_s=1.0, prompt_len=1, blocker="lunar_phase").model_dump()]
