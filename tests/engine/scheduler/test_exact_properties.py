@@ -54,8 +54,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     align = None if chunk is None else draw(st.sampled_from([None, None, page, 3 * page]))
     if align is not None and align > (chunk or 0):
         align = None
-    # Preempting someone whose prefix others share is tested apart (test_preemption.py).
-    radix = policy == "shortest-prefill-first" or (not preempts and draw(st.booleans()))
+    radix = policy == "shortest-prefill-first" or draw(st.booleans())
     return engine_config(
         kv_accounting="exact",
         page_size=page,
