@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _memory(console, quick=options.quick)
     if options.long:
         _growth(console, options.long)
-    if options.plot is not None:
+    if options.plot is not None and not options.quick:  # curves of small sizes would replace the real ones
         draw(options.plot, rows)
     lines = [json_line(row) for row in rows]
     print("\n".join(lines))
