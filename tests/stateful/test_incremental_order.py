@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.clock import VirtualClock
@@ -16,6 +16,7 @@ from engine.events import EngineStarted, RecordingSink
 from engine.executor.simulated import SimulatedExecutor
 from engine.llm_engine import EngineRequest, LLMEngine
 from engine.sampling_params import SamplingParams
+from tests.stateful.effort import effort
 
 
 def _engine(*, incremental: bool, policy: Policy, page_size: int, pool_tokens: int, fallback: int | None) -> LLMEngine:
@@ -84,7 +85,7 @@ def _play(seed: int, **shape: Any) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("policy", [Policy.LPM, Policy.SHORTEST_PREFILL_FIRST, Policy.DFS_WEIGHT])
-@settings(max_examples=30, deadline=None)
+@effort(30)
 @given(
     seed=st.integers(0, 2**32),
     page_size=st.sampled_from([1, 4, 16]),
