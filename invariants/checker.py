@@ -231,6 +231,7 @@ class InvariantChecker:
         chunk_laws.on_decision(books, event, report)
         budget_laws.on_decision(books, event, report)
         books.decisions.append(event)
+        books.decided_prefix.setdefault(event.rid, event.prefix_len)
         counts["chunk"] += 1
         counts["budget"] += 1
 

@@ -173,7 +173,7 @@ def on_transition(books: Shadow, event: RequestTransitioned, request: ShadowRequ
             report("INV-CHUNK-02", f"computed_len {request.planned_end}", f"{event.computed_len}", rid=event.rid)
         request.planned_end = None
     elif event.cause is Cause.ADMIT:
-        prefix = next((d.prefix_len for d in books.decisions if d.rid == event.rid), event.computed_len)
+        prefix = books.decided_prefix.get(event.rid, event.computed_len)
         if event.computed_len != prefix or event.cached_len != prefix:
             report(
                 "INV-CHUNK-02",

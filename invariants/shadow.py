@@ -133,6 +133,8 @@ class Shadow:
         self.view = PlanView()
         self.in_commit = False
         self.decisions: list[AdmissionDecided] = []
+        #: rid -> prefix_len of its first decision in the open pass
+        self.decided_prefix: dict[str, int] = {}
         #: The request that is partly prefilled once the step in flight is applied.
         self.cut: str | None = None
         self.pinned_tokens = 0
@@ -291,6 +293,7 @@ class Shadow:
     def close_plan(self, ratio: float) -> None:
         """The plan is committed: forget its decisions, remember the ratio it left."""
         self.decisions.clear()
+        self.decided_prefix.clear()
         self.pinned_tokens = self.locked_pages = self.released_pages = self.gained_current = 0
         self.gained_total = self.preempted_growth = 0.0
         self.evicted_pages = 0

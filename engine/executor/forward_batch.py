@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.attention.metadata import I32, PagedMetadata
 from engine.executor.base import ForwardBatch, SamplingRow
@@ -23,35 +24,31 @@ def from_plan(plan: StepPlan, *, tokens: TokenStore, leases: Mapping[str, KvLeas
     for rid in plan.decodes:
         length = tokens.length(rid)
         spans.append((rid, length - 1, length))
-    qo_indptr = np.zeros(len(spans) + 1, dtype=np.int32)
-    kv_indptr = np.zeros(len(spans) + 1, dtype=np.int32)
-    last_page_len = np.empty(len(spans), dtype=np.int32)
-    ids: list[np.ndarray] = []
-    positions: list[np.ndarray] = []
-    slots: list[np.ndarray] = []
-    pages: list[I32] = []
-    last_row: dict[str, int] = {}
+    starts = np.array([start for _, start, _ in spans], dtype=np.int64)
+    ends = np.array([end for _, _, end in spans], dtype=np.int64)
+    lengths = ends - starts
+    used = -(-ends // page_size)
+    qo_indptr = _offsets(lengths)
+    kv_indptr = _offsets(used)
+    token_ids = np.empty(int(qo_indptr[-1]), dtype=np.int64)
+    kv_indices = np.empty(int(kv_indptr[-1]), dtype=np.int32)
+    rows, places = qo_indptr.tolist(), kv_indptr.tolist()
     for index, (rid, start, end) in enumerate(spans):
-        used = -(-end // page_size)
-        table = leases[rid].pages[:used]
-        place = np.arange(start, end, dtype=np.int64)
-        ids.append(tokens.slice(rid, start, end))
-        positions.append(place.astype(np.int32))
-        slots.append(table[place // page_size].astype(np.int64) * page_size + place % page_size)
-        pages.append(table)
-        qo_indptr[index + 1] = qo_indptr[index] + end - start
-        kv_indptr[index + 1] = kv_indptr[index] + used
-        last_page_len[index] = end - (used - 1) * page_size
-        last_row[rid] = int(qo_indptr[index + 1]) - 1
+        token_ids[rows[index] : rows[index + 1]] = tokens.slice(rid, start, end)
+        kv_indices[places[index] : places[index + 1]] = leases[rid].pages[: places[index + 1] - places[index]]
+    # Each query row's position in its sequence, then the page and slot that hold that position.
+    positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - qo_indptr[:-1], lengths)
+    pages = kv_indices[np.repeat(kv_indptr[:-1], lengths) + positions // page_size].astype(np.int64)
     metadata = PagedMetadata(
         qo_indptr=qo_indptr,
         kv_indptr=kv_indptr,
-        kv_indices=np.concatenate(pages).astype(np.int32),
-        last_page_len=last_page_len,
-        out_slots=np.concatenate(slots),
-        positions=np.concatenate(positions),
+        kv_indices=kv_indices,
+        last_page_len=(ends - (used - 1) * page_size).astype(np.int32),
+        out_slots=pages * page_size + positions % page_size,
+        positions=positions.astype(np.int32),
         page_size=page_size,
     )
+    last_row = {rid: rows[index + 1] - 1 for index, (rid, _, _) in enumerate(spans)}
     sampling = tuple(
         SamplingRow(
             rid=rid,
@@ -65,7 +62,14 @@ def from_plan(plan: StepPlan, *, tokens: TokenStore, leases: Mapping[str, KvLeas
     return ForwardBatch(
         step=plan.step,
         rids=tuple(rid for rid, _, _ in spans),
-        token_ids=np.concatenate(ids),
+        token_ids=token_ids,
         metadata=metadata,
         sampling=sampling,
     )
+
+
+def _offsets(lengths: NDArray[np.int64]) -> I32:
+    """[0, l0, l0 + l1, …], int32."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
