@@ -26,7 +26,7 @@ from engine.server.body import read_body
 from engine.server.engine_thread import EngineThread
 from engine.server.gate import Gate
 from engine.server.health import Health, liveness, readiness
-from engine.server.intake import Intake, ServedModel, take_in
+from engine.server.intake import Intake, ServedModel, num_choices, take_in
 from engine.server.observer import FrontEndObserver, NullObserver
 from engine.server.openapi import document, operation
 from engine.server.render import Envelope
@@ -113,15 +113,12 @@ class FrontEnd:
         accepted_ns = self._clock.now_ns()
         context: RequestContext = request.state.context
         body = parse_body(kind, await read_body(request, self._config.max_body_bytes))
+        wanted, limit = num_choices(body), self._engine_thread.queue_limit
+        if wanted > limit:  # before any work: a body of 4 MB can hold a million prompts
+            raise invalid(f"{wanted} choices in one request; server.max_queued_requests={limit} bounds them", "prompt")
         intake = await take_in(
             body, model=self._model, tokenizer=self._tokenizer, context=context, accepted_ns=accepted_ns
         )
-        if len(intake.requests) > self._engine_thread.queue_limit:
-            raise invalid(
-                f"{len(intake.requests)} choices in one request; server.max_queued_requests="
-                f"{self._engine_thread.queue_limit} bounds them",
-                "prompt",
-            )
         reply = await self._engine_thread.submit(intake.requests)
         return GenerationResponse(
             reply=reply,

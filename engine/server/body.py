@@ -18,6 +18,7 @@ _DISCARD_S: Final = 5.0
 async def read_body(request: Request, limit: int) -> bytes:
     """The body, at most `limit` bytes. Raises ApiError 413, 415, or ClientDisconnect."""
     _check_media_type(request.headers.get("content-type", ""))
+    _check_encoding(request.headers.get("content-encoding", ""))
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > _DISCARD_BYTES:
         raise _too_large(limit)
@@ -44,6 +45,17 @@ def _check_media_type(value: str) -> None:
     if media not in ("", "application/json") or charset not in ("", "utf-8", "utf8"):
         raise ApiError(
             415, "content-type must be application/json, in UTF-8", code="unsupported_media_type", param="content-type"
+        )
+
+
+def _check_encoding(value: str) -> None:
+    """Compressed bodies are refused: unpacking one would be a way around the limit."""
+    if value.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            415,
+            "content-encoding must be identity: compressed bodies are not read",
+            code="unsupported_media_type",
+            param="content-encoding",
         )
 
 

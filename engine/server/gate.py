@@ -24,7 +24,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
         self._app = app
-        self._expected = None if api_key is None else sha256(b"Bearer " + api_key.encode()).digest()
+        self._expected = None if api_key is None else sha256(api_key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse without the key, else pass on."""
@@ -54,5 +54,7 @@ class Gate:
         if self._expected is None or scope["path"] in OPEN_PATHS:
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
         # Digests are compared: equal length whatever was sent, so time tells nothing about the key.
-        return hmac.compare_digest(sha256(given).digest(), self._expected)
+        matches = hmac.compare_digest(sha256(key.strip(b" ")).digest(), self._expected)
+        return matches and scheme.lower() == b"bearer"

@@ -20,7 +20,7 @@ from engine.text.tokenizer import Tokenizer
 COMPLETION_MAX_TOKENS: Final = 16
 #: Below this a temperature is argmax: dividing logits by it gains nothing but overflow.
 _GREEDY_BELOW: Final = 1e-5
-#: Longer texts are tokenized on another thread.
+#: Longer texts, all prompts of a request together, are tokenized on another thread.
 _INLINE_CHARS: Final = 2000
 
 
@@ -44,6 +44,12 @@ class Intake:
     choices_per_prompt: int
 
 
+def num_choices(body: GenerationBody) -> int:
+    """Engine requests that `body` asks for."""
+    prompts = len(body.prompt) if isinstance(body, CompletionBody) else 1
+    return prompts * (body.n or 1)
+
+
 async def prompts_of(body: GenerationBody, model: ServedModel, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Token ids of each prompt, checked against the vocabulary. Raises ApiError 400."""
     if isinstance(body, ChatCompletionBody):
@@ -55,13 +61,15 @@ async def prompts_of(body: GenerationBody, model: ServedModel, tokenizer: Tokeni
             text = tokenizer.apply_chat_template(messages)
         except ChatTemplateError as error:
             raise invalid(str(error), "messages", "chat_template_refused") from None
-        return [await _encode(tokenizer, text, add_special=False, field="messages")]
+        inline = len(text) <= _INLINE_CHARS
+        return [await _encode(tokenizer, text, add_special=False, field="messages", inline=inline)]
     if not isinstance(body, CompletionBody):
         raise TypeError(f"no prompts in {type(body).__name__}")
+    inline = sum(len(prompt) for prompt in body.prompt if isinstance(prompt, str)) <= _INLINE_CHARS
     prompts: list[tuple[int, ...]] = []
     for index, prompt in enumerate(body.prompt):
         if isinstance(prompt, str):
-            prompts.append(await _encode(tokenizer, prompt, add_special=True, field="prompt"))
+            prompts.append(await _encode(tokenizer, prompt, add_special=True, field="prompt", inline=inline))
         elif min(prompt) < 0 or max(prompt) >= model.vocab_size:
             raise invalid(f"prompt {index} holds a token id outside 0..{model.vocab_size - 1}", "prompt")
         else:
@@ -184,11 +192,11 @@ def _max_new_tokens(body: GenerationBody, prompt_len: int, limit: int, is_chat: 
     return asked
 
 
-async def _encode(tokenizer: Tokenizer, text: str, *, add_special: bool, field: str) -> tuple[int, ...]:
-    if len(text) > _INLINE_CHARS:
-        ids = await asyncio.to_thread(tokenizer.encode, text, add_special)
-    else:
+async def _encode(tokenizer: Tokenizer, text: str, *, add_special: bool, field: str, inline: bool) -> tuple[int, ...]:
+    if inline:
         ids = tokenizer.encode(text, add_special)
+    else:
+        ids = await asyncio.to_thread(tokenizer.encode, text, add_special)
     if not ids:
         raise invalid(f"{field} has no tokens", field)
     return tuple(ids)

@@ -46,6 +46,16 @@ def test_generation_wants_the_key_and_takes_it(locked: Any) -> None:
     assert locked.http.post("/v1/completions", json=body, headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("header", [f"bearer {KEY}", f"BEARER {KEY}", f"Bearer  {KEY}"])
+def test_the_scheme_is_read_as_http_reads_it(locked: Any, header: str) -> None:
+    assert locked.http.get("/v1/models", headers={"authorization": header}).status_code == 200
+
+
+@pytest.mark.parametrize("header", [f"Basic {KEY}", f"Bearer {KEY.upper()}", f"Bearer{KEY}"])
+def test_another_scheme_or_case_of_the_key_is_refused(locked: Any, header: str) -> None:
+    assert locked.http.get("/v1/models", headers={"authorization": header}).status_code == 401
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_are_open(locked: Any, path: str) -> None:
     assert locked.http.get(path).status_code == 200

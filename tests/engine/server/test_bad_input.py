@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,42 @@ def test_every_row_of_the_table_is_documented() -> None:
         assert (what, str(status), code) in documented, what
     missing = {name for name in NEUTRAL if f"`{name}`" not in text}
     assert not missing
+
+
+def test_too_many_prompts_are_refused_before_they_are_read(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body at the limit holds a million prompts: looking at each would stop every other stream for minutes."""
+    live = serve(server={"max_queued_requests": 4})
+
+    def encode(*_: Any) -> list[int]:
+        raise AssertionError("tokenized a prompt of a request that can never be taken")
+
+    monkeypatch.setattr(live.tokenizer, "encode", encode)
+    check(live.post(prompt=["a"] * 500_000), 400, "invalid_value", "prompt")
+    check(live.post(prompt="a", n=5), 400, "invalid_value", "prompt")
+
+
+def test_many_prompts_that_are_long_together_leave_the_event_loop(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = serve()
+    threads, encode = [], live.tokenizer.encode
+
+    def watched(*arguments: Any) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return list(encode(*arguments))
+
+    monkeypatch.setattr(live.tokenizer, "encode", watched)
+    assert live.post(prompt=["a" * 100] * 8, max_tokens=1).status_code == 200
+    assert set(threads) == {"test-http"}, "short: another thread would only cost time"
+    threads.clear()
+    assert live.post(prompt=["a" * 1000] * 8, max_tokens=1).status_code == 200
+    assert "test-http" not in threads
+    live.assert_nothing_held()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip", "nonsense"])
+def test_compressed_bodies_are_refused(live: Any, encoding: str) -> None:
+    content = json.dumps(COMPLETION).encode()
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    response = live.http.post("/v1/completions", content=content, headers=headers)
+    check(response, 415, "unsupported_media_type", "content-encoding")
+    headers["content-encoding"] = "identity"
+    assert live.http.post("/v1/completions", content=content, headers=headers).status_code == 200
