@@ -37,7 +37,7 @@ class SchedulerConfig(_Frozen):
     """Prefill tokens one step may compute: the input ledger."""
     chunked_prefill_size: int | None = Field(4096, ge=1)
     """Prefill tokens one step may take before decode gets a turn: the chunk ledger. None turns chunking off."""
-    max_running_requests: int = Field(256, ge=1)
+    max_running_requests: int = Field(256, ge=1, le=2**20)
     """Requests that may hold KV memory at once: the rows."""
     prefill_max_requests: int | None = Field(None, ge=1)
     """Requests one prefill batch may hold. None: no limit."""
@@ -75,7 +75,7 @@ class SchedulerConfig(_Frozen):
     """Waiting requests that end such a wait. Goes with `prefill_delay_max_passes`."""
     min_free_rows: int | None = Field(None, ge=1)
     """While requests decode, no new prompt starts before this many rows are free. None: one is enough."""
-    target_step_ms: float | None = Field(None, gt=0)
+    target_step_ms: float | None = Field(None, gt=0, le=3_600_000)
     """Time that a prefill step should take: the slice follows past steps, up to `chunked_prefill_size`. None: fixed."""
     incremental_order: bool = True
     """Keep the order of lpm and shortest-prefill-first by what changed. False: match and sort the queue every pass."""
@@ -130,7 +130,7 @@ class CacheConfig(_Frozen):
 
     page_size: int = Field(16, ge=1, le=1024)
     """Tokens per KV page."""
-    num_pages: int | None = Field(None, ge=2)
+    num_pages: int | None = Field(None, ge=2, le=2**24)
     """Pages of the pool. None: from `memory_mib`."""
     memory_mib: int = Field(512, ge=1)
     """K/V memory when `num_pages` is not given, in MiB."""
@@ -162,7 +162,7 @@ class ExecutorConfig(_Frozen):
     """`reference` is the readable oracle, slow on purpose."""
     threads: int | None = Field(None, ge=1, le=512)
     """Torch intra-op threads. None: torch's own choice."""
-    simulated_step_ms: float = Field(0.0, ge=0)
+    simulated_step_ms: float = Field(0.0, ge=0, le=3_600_000)
     """Sleep of a simulated step."""
 
 
@@ -179,9 +179,9 @@ class ServerConfig(_Frozen):
     """Requests that may wait; beyond it 429."""
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body; beyond it 413."""
-    stall_after_s: float = Field(10.0, gt=0)
+    stall_after_s: float = Field(10.0, gt=0, le=86_400)
     """Seconds without progress, with work at hand, before /ready and /health say 503."""
-    drain_timeout_s: float = Field(20.0, ge=0)
+    drain_timeout_s: float = Field(20.0, ge=0, le=86_400)
     """Seconds that a shutdown lets running requests finish before it aborts them."""
 
     @model_validator(mode="after")

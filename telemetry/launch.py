@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -226,6 +227,9 @@ def _journal(command: ServeCommand) -> CappedJournal | None:
         return None
     try:
         command.journal.mkdir(parents=True, exist_ok=True)
+        # A folder that cannot be written to would be noticed by the worker only, after the first request.
+        with tempfile.TemporaryFile(dir=command.journal):
+            pass
     except OSError as error:
         raise ConfigError(f"journal={str(command.journal)!r}: {error.strerror}; `none` writes no journal") from error
     return CappedJournal(new_journal_path(command.journal, time.time_ns()), max_mib=command.journal_max_mib)

@@ -24,6 +24,8 @@ def bind_listener(host: str, port: int, *, pick: bool = False) -> socket.socket:
         )[0]
     except socket.gaierror as error:
         raise ConfigError(f"server.host={host!r}: {error.strerror}") from error
+    except UnicodeError as error:  # an empty or too long part of the name
+        raise ConfigError(f"server.host={host[:80]!r} is no host name: {error}") from error
     listener = socket.socket(family, kind, protocol)
     try:
         # A restart must not wait for the last connection's minute in TIME_WAIT; a live listener still refuses us.

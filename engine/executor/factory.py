@@ -44,14 +44,20 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
     wanted, limit = config.model.max_context_tokens, model.config.max_context_tokens
     if wanted is not None and wanted > limit:
         raise ConfigError(f"model.max_context_tokens={wanted} is above the model's own limit, {limit}")
-    return TorchExecutor(
-        model,
-        name=config.model.name or model_name(path),
-        page_size=config.cache.page_size,
-        num_pages=pool_pages(config, model.config, itemsize=dtype.itemsize),
-        attention=_attention(config, dtype),
-        max_context_tokens=wanted,
-    )
+    num_pages = pool_pages(config, model.config, itemsize=dtype.itemsize)
+    try:
+        return TorchExecutor(
+            model,
+            name=config.model.name or model_name(path),
+            page_size=config.cache.page_size,
+            num_pages=num_pages,
+            attention=_attention(config, dtype),
+            max_context_tokens=wanted,
+        )
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        raise ConfigError(_too_big(config, num_pages, model.config.kv_bytes_per_token(dtype.itemsize))) from error
 
 
 def pool_pages(config: EngineConfig, model: LlamaConfig, *, itemsize: int) -> int:
@@ -66,6 +72,12 @@ def pool_pages(config: EngineConfig, model: LlamaConfig, *, itemsize: int) -> in
             f"{config.cache.page_size} tokens ({page_bytes} bytes each); at least 2 are needed"
         )
     return pages
+
+
+def _too_big(config: EngineConfig, num_pages: int, token_bytes: int) -> str:
+    name = "memory_mib" if config.cache.num_pages is None else "num_pages"
+    mib = num_pages * config.cache.page_size * token_bytes / 1024**2
+    return f"cache.{name}={getattr(config.cache, name)} asks for {mib:,.0f} MiB of K/V memory: this machine refuses it"
 
 
 def _attention(config: EngineConfig, dtype: torch.dtype) -> AttentionBackend:

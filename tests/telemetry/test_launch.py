@@ -271,6 +271,23 @@ def test_ports() -> None:
         bind_listener("nowhere.invalid", 0)
 
 
+@pytest.mark.parametrize("host", [".a", "a..b", "x" * 300, "\u00fc..x"])
+def test_a_host_that_is_no_name_is_said(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.host="):
+        bind_listener(host, 0)
+
+
+def test_a_journal_folder_that_takes_no_files_ends_the_start(tmp_path: Path) -> None:
+    """Otherwise the run serves on and records nothing. /proc takes no files, whoever asks."""
+    command = ServeCommand(journal=Path("/proc"), executor=ExecutorConfig(kind="simulated"))
+    with pytest.raises(ConfigError, match=r"journal='/proc'.*`none` writes no journal"):
+        build_instance(command)
+    folder = tmp_path / "journals"
+    instance = build_instance(command.model_copy(update={"journal": folder}))
+    instance.close()
+    assert list(folder.iterdir()) == [instance.journal.path] if instance.journal else False
+
+
 def test_a_listener_is_exclusive_before_it_accepts() -> None:
     """Two servers that start together must not both believe they have the port."""
     with bind_listener("127.0.0.1", 0) as listener:

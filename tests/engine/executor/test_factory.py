@@ -79,6 +79,13 @@ def test_too_little_memory_names_both_settings() -> None:
         pool_pages(settings, deep, itemsize=4)
 
 
+def test_a_pool_that_memory_does_not_hold_names_the_setting(gguf_path: Path) -> None:
+    for setting, value in (("memory_mib", 2**40), ("num_pages", 2**24)):
+        wanted = config(gguf_path, cache={setting: value, "page_size": 1024}, model={"max_context_tokens": 64})
+        with pytest.raises(ConfigError, match=rf"cache\.{setting}={value} asks for [\d,]+ MiB of K/V memory"):
+            build_executor(wanted)
+
+
 def test_a_context_beyond_the_model_is_refused(gguf_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.max_context_tokens=129 is above the model's own limit, 128"):
         build_executor(config(gguf_path, model={"max_context_tokens": 129}))
