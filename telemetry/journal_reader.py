@@ -19,6 +19,8 @@ from telemetry.schema import Record, RecordError, SchemaTooNew, decode
 from telemetry.schema_journal import HeaderRecord
 
 _T = TypeVar("_T")
+#: Longest line that is read. Ours are far shorter; a file that is no journal may be one line without end.
+MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 
 
 class Line(NamedTuple):
@@ -52,7 +54,7 @@ def first_file(path: Path) -> Path:
     Of several journals in one folder it is the one whose name sorts last: names begin with the time of start.
     Raises JournalError when a folder has none.
     """
-    if path.is_dir():
+    if _asked(path, path.is_dir):
         names = {_without_gz(file).name for file in (*path.glob("*.jsonl"), *path.glob("*.jsonl.gz"))}
         first = sorted(name for name in names if not _LATER_SEGMENT.search(name))
         if not first:
@@ -139,7 +141,7 @@ class JournalReader:
                 while True:
                     number += 1
                     try:
-                        raw = stream.readline()
+                        raw = _line_of(stream, file, number)
                     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                         torn = TornTail(file, number, f"damaged gzip: {error}")
                         if not is_last:
@@ -154,7 +156,7 @@ class JournalReader:
         """The header of one file, checked against its place among the others."""
         try:
             with _opened(file) as stream:
-                record = decode(stream.readline())
+                record = decode(_line_of(stream, file, 1))
         except RecordError as error:
             raise JournalError(f"{file}:1: no journal header: {error}") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -176,16 +178,34 @@ def _without_gz(path: Path) -> Path:
 
 def _plain_or_gzip(path: Path) -> Path | None:
     compressed = path.with_name(path.name + ".gz")
-    return path if path.exists() else compressed if compressed.exists() else None
+    return path if _asked(path, path.is_file) else compressed if _asked(path, compressed.is_file) else None
+
+
+def _asked(path: Path, question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise JournalError(f"{str(path)[:200]}: {error.strerror}") from error
 
 
 def _opened(file: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(file, "rb")) if file.suffix == ".gz" else file.open("rb")
+    try:
+        return cast("IO[bytes]", gzip.open(file, "rb")) if file.suffix == ".gz" else file.open("rb")
+    except OSError as error:
+        raise JournalError(f"{file}: {error.strerror}") from error
+
+
+def _line_of(stream: IO[bytes], file: Path, number: int) -> bytes:
+    """The next line, with its newline; b"" at the end. Raises JournalError for one that cannot be ours."""
+    raw = stream.readline(MAX_LINE_BYTES)
+    if len(raw) == MAX_LINE_BYTES:
+        raise JournalError(f"{file}:{number}: longer than {MAX_LINE_BYTES} bytes: no line of a journal is")
+    return raw
 
 
 def _has_no_line(file: Path) -> bool:
     """A segment that was begun just before the end: not one whole line."""
     if file.suffix == ".gz":
         return False
-    with file.open("rb") as stream:
-        return not stream.readline().endswith(b"\n")
+    with _opened(file) as stream:
+        return not _line_of(stream, file, 1).endswith(b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 import msgspec
@@ -70,7 +71,8 @@ class ReplayReport(BaseModel):
 
 def difference(line: Line, replayed: bytes, why: str) -> Divergence:
     """Two lines where one should be: every field that differs. `replayed` empty: the replay made nothing."""
-    left = msgspec.json.decode(line.raw)
+    recorded = line.raw.decode(errors="replace")  # an altered line may hold anything
+    left = json.loads(recorded)
     right = msgspec.json.decode(replayed) if replayed else {}
     names = dict.fromkeys([*left, *right])
     fields = tuple(
@@ -83,7 +85,7 @@ def difference(line: Line, replayed: bytes, why: str) -> Divergence:
         seq=left.get("seq"),
         step=left.get("step", left.get("last_step")),
         why=why,
-        recorded=line.raw.decode(),
+        recorded=recorded,
         replayed=replayed.decode(),
         fields=fields if replayed else (),
     )

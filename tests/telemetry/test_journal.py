@@ -327,3 +327,20 @@ def test_the_journal_of_a_request_that_ends_has_its_refusals_before_its_end(numb
     write(tmp_path / "run.jsonl", numbered.events)
     kinds = [record.type for record in JournalReader(tmp_path / "run.jsonl").records()]
     assert kinds[2:5] == ["AdmissionDecided", "refusals_folded", "RequestTransitioned"]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "absent", "."])
+def test_a_path_that_cannot_be_a_journal_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(JournalError):
+        JournalReader(tmp_path / name)
+
+
+def test_devices_and_endless_lines_are_no_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither may be read into memory without end."""
+    with pytest.raises(JournalError, match="no such journal"):
+        JournalReader(Path("/dev/zero"))
+    monkeypatch.setattr("telemetry.journal_reader.MAX_LINE_BYTES", 1000)
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"x" * 5000)
+    with pytest.raises(JournalError, match=r"weights\.bin:1: longer than 1000 bytes"):
+        JournalReader(path)

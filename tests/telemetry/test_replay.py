@@ -186,6 +186,18 @@ def test_an_altered_input_is_found_by_what_follows_from_it(tmp_path: Path, recor
         assert int(report.divergence.where.rpartition(":")[2]) >= number - 30
 
 
+def test_bytes_that_are_no_text_are_a_divergence_too(tmp_path: Path, recorded: Any) -> None:
+    path = write(tmp_path / "run.jsonl", recorded(*RUNS[0])[1])
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = next(index for index, line in enumerate(lines) if b'"type":"RequestTransitioned"' in line)
+    lines[at] = lines[at].replace(b'"detail"', b'"det\xffil"', 1)  # names of unknown fields are passed over unread
+    path.write_bytes(b"".join(lines))
+    report = replay(path)
+    assert report.verdict == "diverged"
+    assert report.divergence is not None
+    assert report.divergence.where.endswith(f":{at + 1}")
+
+
 def test_a_line_too_few_or_too_many_is_a_divergence(tmp_path: Path, recorded: Any) -> None:
     path, _ = recorded(*RUNS[0])
     lines = path.read_bytes().splitlines(keepends=True)
