@@ -130,11 +130,14 @@ def _arrival(life: Life) -> Sentence:
         clamped = f" (it asked for {life.requested_new_tokens:,}; the empty pool holds no more)"
     again = f" This id was used {life.times_used} times; this is the last." if life.times_used > 1 else ""
     wall_clock = f" at {wall(life.arrived_wall_ns)}" if life.arrived_wall_ns > 0 else ""
-    first = life.waits[0]
+    queue = ""
+    if life.waits:  # none when the journal has lost the line that says it entered the queue
+        first = life.waits[0]
+        verb = "was" if first.ahead == 1 else "were"
+        queue = f" {times(first.ahead, 'request')} {verb} waiting and {first.running} held KV memory."
     text = (
         f"Request {life.rid} arrived{wall_clock}: a prompt of {times(life.prompt_len, 'token')}, at most "
-        f"{times(life.max_new_tokens, 'output token')}{clamped}. {times(first.ahead, 'request')} "
-        f"{'was' if first.ahead == 1 else 'were'} waiting and {first.running} held KV memory.{again}"
+        f"{times(life.max_new_tokens, 'output token')}{clamped}.{queue}{again}"
     )
     return _at(life, life.accepted_ns, None, text)
 

@@ -217,6 +217,14 @@ def test_numbers_are_written_for_people() -> None:
     assert need_have(Reason.FULL_FLAG_SET, 1, 0) == ""
 
 
+def test_a_story_without_its_entry_to_the_queue_is_still_told(numbered: Any) -> None:
+    """A journal that lost a line: what is left is told."""
+    events = [numbered.started(), numbered.arrived("r")]
+    (sentence,) = explain_records(map(record_of, events), "r").sentences[:1]
+    assert sentence.text.startswith("Request r arrived")
+    assert "waiting" not in sentence.text
+
+
 def test_the_builder_knows_nothing_before_the_arrival(numbered: Any) -> None:
     builder = LifeBuilder("a")
     builder.feed(record_of(numbered.started()))
