@@ -35,6 +35,8 @@ from telemetry.schema_events import RequestArrivedRecord
 
 _NOT_ABOUT_REQUESTS: Final = ("PagesMoved", "LockChanged")
 _NAMED: Final = 5
+#: Shorter intakes are not told.
+_TELLING_INTAKE_NS: Final = 10_000_000
 _C = TypeVar("_C", NotReached, NoPass)
 
 
@@ -269,6 +271,12 @@ def _parked(life: Life) -> list[Sentence]:
 # -- tokens and the end --------------------------------------------------------------------------------------------
 
 
+def _intake(life: Life) -> str:
+    """What passed before the queue, where that is worth a word: a request is taken in between two steps."""
+    before = life.waits[0].from_ns - life.accepted_ns
+    return f" and {span(before)} before it, until the engine took it in" if before >= _TELLING_INTAKE_NS else ""
+
+
 def _tokens(life: Life) -> list[Sentence]:
     if life.first_token_ns is None or life.last_token_ns is None:
         return []
@@ -276,7 +284,7 @@ def _tokens(life: Life) -> list[Sentence]:
     queued = sum(w.to_ns - w.from_ns for w in life.waits if w.to_ns <= life.first_token_ns)
     first = (
         f"Step {life.first_token_step}: first token. TTFT {span(ttft)}, of which {span(queued)} "
-        f"({percent_of(queued, ttft)}) in the queue."
+        f"({percent_of(queued, ttft)}) in the queue{_intake(life)}."
     )
     out = [_at(life, life.first_token_ns, life.first_token_step, first)]
     gaps = life.output_len - 1

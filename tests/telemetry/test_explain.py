@@ -204,6 +204,14 @@ def test_sentences_are_in_order_of_time(runs: list[tuple[Path, list[Any]]]) -> N
             assert at[0] == 0
 
 
+def test_time_before_the_queue_is_told_when_it_is_long() -> None:
+    life = explain(JOURNAL, "r0").life
+    early = life.model_copy(update={"accepted_ns": life.waits[0].from_ns - 1_324_000_000})
+    (line,) = [sentence.text for sentence in told(early) if "first token" in sentence.text]
+    assert line.endswith("in the queue and 1.324 s before it, until the engine took it in.")
+    assert "before it" not in explain(JOURNAL, "r0").text()
+
+
 def test_every_reason_has_words() -> None:
     assert set(REASON_WORDS) == set(Reason)
 
