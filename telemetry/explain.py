@@ -273,6 +273,8 @@ def _parked(life: Life) -> list[Sentence]:
 
 def _intake(life: Life) -> str:
     """What passed before the queue, where that is worth a word: a request is taken in between two steps."""
+    if not life.waits:  # see _arrival
+        return ""
     before = life.waits[0].from_ns - life.accepted_ns
     return f" and {span(before)} before it, until the engine took it in" if before >= _TELLING_INTAKE_NS else ""
 

@@ -210,6 +210,8 @@ def test_time_before_the_queue_is_told_when_it_is_long() -> None:
     (line,) = [sentence.text for sentence in told(early) if "first token" in sentence.text]
     assert line.endswith("in the queue and 1.324 s before it, until the engine took it in.")
     assert "before it" not in explain(JOURNAL, "r0").text()
+    lost = early.model_copy(update={"waits": ()})
+    assert not any("before it" in sentence.text for sentence in told(lost)), "nor when its entry is not on record"
 
 
 def test_every_reason_has_words() -> None:
