@@ -143,6 +143,13 @@ def _violations_tile(status: EngineStatus) -> dict[str, Any]:
     }
 
 
+def _why(blocker: str, status: EngineStatus | None) -> str:
+    """A blocker in words; those behind somebody are told what stopped the one in front."""
+    why = f.BLOCKER_WORDS.get(blocker, "")
+    cause = status.last_pass_ended_by if status is not None else None
+    return f"{why}: {f.words(cause)}" if blocker == "order" and cause is not None else why
+
+
 def _mix(status: EngineStatus | None, colours: Palette, url: str) -> dict[str, Any]:
     mix = [] if status is None else blocker_mix(status.waiting_by_blocker)
     if status is None:
@@ -158,7 +165,7 @@ def _mix(status: EngineStatus | None, colours: Palette, url: str) -> dict[str, A
             "label": f.words(name),
             "count": n,
             "colour": blocker_colour(colours, name),
-            "why": f.BLOCKER_WORDS.get(name, ""),
+            "why": _why(name, status),
         }
         for name, n in mix
     ]

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.errors import EngineDead, RefusalCause, RequestRefused
+from engine.errors import ConfigError, EngineDead, RefusalCause, RequestRefused
 from engine.events import SCHEMA_VERSION, EngineStarted, EventSink, ResponseSent
 from engine.executor.base import Executor, StepResult, TokenLogprobs
 from engine.executor.forward_batch import from_plan
@@ -92,6 +92,7 @@ class LLMEngine:
         self.work_steps = 0
         #: Text of the last executor failure, for logs; the events carry only that it failed.
         self.last_failure: BaseException | None = None
+        self._check_pool()
         self._publish_start(version, engine_id, wall_ns)
 
     # -- the doors -------------------------------------------------------------------------------------------------
@@ -303,6 +304,16 @@ class LLMEngine:
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise EngineDead(f"the engine stopped after a failed step: {self._dead}")
+
+    def _check_pool(self) -> None:
+        """Raise ConfigError when the pool is so small that not even one token in and one out would be taken."""
+        largest, cache = self.scheduler.largest_output(1), self.config.cache
+        if largest < 1:
+            raise ConfigError(
+                f"cache.num_pages={self.info.num_pages} with cache.page_size={cache.page_size} holds no request: under "
+                f"scheduler.kv_accounting='{self.config.scheduler.kv_accounting}' a prompt of 1 token could ask for at "
+                f"most {largest} output tokens"
+            )
 
     def _check_request(self, request: EngineRequest) -> None:
         prompt, limit = len(request.prompt_ids), self.info.max_context_tokens

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from engine.events import AdmissionDecided
-from engine.scheduler.decision import ADMITTED, LedgerView
+from engine.scheduler.decision import ADMITTED, LedgerView, Reason
 from telemetry.blockers import ENGINE_BUSY, ORDER
 from telemetry.latency_ring import SLOT_NS, quantile
 from telemetry.live_explain import sentences
@@ -83,10 +83,12 @@ def status(model: ReadModel, head: Head) -> EngineStatus:
     tokens, prefill = model.ring.rates(now, RATE_WINDOW_S)
     last_pass = next((s.planned for s in reversed(model.steps) if s.planned.budget_close is not None), None)
     remaining = _ledgers(last_pass.budget_close) if last_pass is not None else None
+    end = last_pass.pass_end if last_pass is not None else None
     rows_left = max(model.config.scheduler.max_running_requests - running, 0)
     violations = {k: v for k, v in model.checker.violations_by_id.items() if v} if model.checker is not None else {}
     return EngineStatus(
         **_head(head),
+        last_pass_ended_by=end.stopped_by if end is not None and end.stopped_by is not Reason.QUEUE_END else None,
         version=started.version,
         model=started.model,
         attention_backend=started.attention_backend,

@@ -78,6 +78,7 @@ class EngineStatus(Head):
     promised_tokens    reserved for the future output of running requests
     tokens_per_s       output tokens over the last `rate_window_s` seconds
     prefill_tokens_per_s  computed prompt tokens over the same window
+    last_pass_ended_by  what ended the last pass before everybody was considered: the cause behind the blocker `order`
     violations         by law id, only those above zero; `invariants_checked`: whether a checker runs at all
     """
 
@@ -116,17 +117,16 @@ class EngineStatus(Head):
     invariants_checked: bool = False
     violations_total: int = 0
     violations: dict[str, int] = {}
+    last_pass_ended_by: str | None = None
 
 
 class QueueEntry(Value):
     """One waiting request, why it waits, and the numbers behind it.
 
-    position             0 is the head of the order of the last pass; requests that no pass has ordered come last
-    state                waiting | retracted
+    position             0 is the head of the order of the last pass; who no pass has ordered comes last
     matched_len          prefix found cached when it was last examined
     blocker              one of BLOCKERS
-    reason               closed reason code of its last examination; for blocker `order`, the one that ended the pass;
-                         None before any pass
+    reason               code of its last examination; for blocker `order`, what ended the pass; None before any
     need, have           the two sides of the test that decided (tokens; requests for rows), None when none compared
     who_stopped          the rid whose decision ended the pass, when this request was not reached
     last_evaluated_step  last step in which it was examined, None when never

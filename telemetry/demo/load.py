@@ -30,7 +30,7 @@ from telemetry.demo.trace import load_rows
 BURST: Final = 10
 #: Mean arrival rate, as a share of the burst's speed. The burst finds an empty cache; later requests hit it, and are
 #: answered faster than this.
-UTILISATION: Final = 1.0
+UTILISATION: Final = 0.85
 WAVE_S: Final = 20.0
 WAVE_DEPTH: Final = 0.6
 #: Requests under way at once beyond which arrivals wait: a machine that slows down is not buried.

@@ -8,8 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.errors import EngineDead, RefusalCause, RequestRefused
-from engine.events import EngineStarted, RecordingSink, StepCompleted
+from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead, RefusalCause, RequestRefused
+from engine.events import EngineStarted, NullSink, RecordingSink, StepCompleted
+from engine.executor.simulated import SimulatedExecutor
+from engine.llm_engine import LLMEngine
 from engine.request import FinishReason
 from engine.scheduler.plan import StepKind
 from tests.builders import engine_config
@@ -210,3 +214,21 @@ def test_a_step_that_breaks_between_writes_kills_the_engine(monkeypatch: pytest.
     for call in (run.engine.step, lambda: run.add("s", range(40, 50), 2)):
         with pytest.raises(EngineDead, match="disk on fire"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "page_size", "is_taken"), [(2, 16, False), (3, 16, True), (3, 1, False), (4, 1, True)]
+)
+def test_a_pool_that_could_serve_nobody_is_refused_at_start(num_pages: int, page_size: int, is_taken: bool) -> None:
+    config = EngineConfig.model_validate(
+        {"cache": {"num_pages": num_pages, "page_size": page_size}, "executor": {"kind": "simulated"}}
+    )
+
+    def start() -> LLMEngine:
+        return LLMEngine(config, executor=SimulatedExecutor(config), clock=VirtualClock(), sink=NullSink())
+
+    if is_taken:
+        assert start().scheduler.largest_output(1) >= 1
+    else:
+        with pytest.raises(ConfigError, match=rf"cache\.num_pages={num_pages} with cache\.page_size={page_size}"):
+            start()

@@ -74,7 +74,8 @@ def configurations(draw: st.DrawFn) -> EngineConfig:
         "enable_priority_preemption": priorities and draw(st.booleans()),
         "priority_preemption_threshold": 0,
     }
-    pages = draw(st.integers(3, {1: 60, 2: 40, 16: 20, 64: 6}[page_size]))
+    fewest = 4 if page_size == 1 else 3  # below, an engine refuses to start
+    pages = draw(st.integers(fewest, {1: 60, 2: 40, 16: 20, 64: 6}[page_size]))
     cache = {"page_size": page_size, "num_pages": pages, "enable_radix": radix}
     return EngineConfig.model_validate({"scheduler": scheduler, "cache": cache, "executor": {"kind": "simulated"}})
 
