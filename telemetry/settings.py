@@ -11,7 +11,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -140,8 +140,8 @@ class DashboardCommand(_Command):
       admitscope dashboard http://10.0.0.5:8000 --port 8600
     """
 
-    url: CliPositionalArg[str] = "http://127.0.0.1:8000"
-    """Where the engine listens."""
+    url: CliPositionalArg[Annotated[str, Field(pattern=r"^https?://[^/\s]+")]] = "http://127.0.0.1:8000"
+    """Where the engine listens: http://… or https://…"""
     host: str = "127.0.0.1"
     """Address that the page listens on."""
     port: int = Field(8501, ge=0, le=65535)

@@ -36,6 +36,7 @@ def test_the_installed_command_is_this_one() -> None:
         (["serve", "--cache.page-size", "0"], "--cache.page-size"),
         (["demo", "--duration", "inf"], "--duration"),
         (["dashboard", "--port", "99999"], "--port"),
+        (["dashboard", "notaurl"], "notaurl"),
     ],
 )
 def test_faults_are_lines_on_stderr_and_status_2(
