@@ -170,7 +170,7 @@ def test_an_abort_ends_with_abort_and_unknown_ones_do_nothing() -> None:
         state = await stage.thread.snapshot()
         assert (state.requests, state.kv.leases) == ((), ())
 
-    play(scene)
+    play(scene, step_ms=2)  # 500 steps must not be over before the abort is asked for
 
 
 def test_a_submitter_that_is_cancelled_leaves_nothing() -> None:
