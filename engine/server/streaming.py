@@ -56,21 +56,28 @@ class _Wire:
 
     async def write(self, data: bytes, *, more: bool) -> int:
         """Send body bytes; how long that took. Raises ClientGone."""
+        if not more:
+            # Writes into a connection that was just cut return at once; the end must not be among them unnoticed.
+            await self._notice()
         began = self._clock.now_ns()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         ended = self._clock.now_ns()
         if more and ended - began > _PUSHED_BACK_NS:
             # A write that had to wait also returns when the connection is cut, without an error and without writing.
-            for _ in range(_TURNS_TO_NOTICE):
-                await asyncio.sleep(0)
-            if self._gone.done():
-                raise ClientGone
+            await self._notice()
         if data:
             self.first_byte_ns = ended if self.first_byte_ns is None else self.first_byte_ns
             self.last_byte_ns = ended
             self.bytes_sent += len(data)
         self.worst_send_ns = max(self.worst_send_ns, ended - began)
         return ended - began
+
+    async def _notice(self) -> None:
+        """Let the event loop say that the connection is lost, if it is. Raises ClientGone then."""
+        for _ in range(_TURNS_TO_NOTICE):
+            await asyncio.sleep(0)
+        if self._gone.done():
+            raise ClientGone
 
 
 class GenerationResponse(Response):
