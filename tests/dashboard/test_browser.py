@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,17 @@ def test_a_picked_pass_is_held_while_newer_ones_are_made(stage: Stage, visitor: 
     expect(heading).not_to_have_text(shown)
 
 
+def settled_grid(canvas: Any) -> tuple[int, int]:
+    """(cell size, columns) of the page map once they stand still: it fits itself to the width as the page fills."""
+    seen: list[tuple[int, int]] = []
+    for _ in range(50):
+        seen.append((int(canvas.get_attribute("data-size")), int(canvas.get_attribute("data-columns"))))
+        if len(seen) >= 6 and len(set(seen[-6:])) == 1:
+            break
+        canvas.page.wait_for_timeout(200)
+    return seen[-1]
+
+
 def test_the_map_draws_pages_and_a_click_names_their_owner(stage: Stage, visitor: Visitor) -> None:
     visit = visitor()
     visit.open(stage.url, "kv")
@@ -187,7 +199,7 @@ def test_the_map_draws_pages_and_a_click_names_their_owner(stage: Stage, visitor
         }"""
     )
     assert painted >= 3
-    size, columns = int(canvas.get_attribute("data-size")), int(canvas.get_attribute("data-columns"))
+    size, columns = settled_grid(canvas)
     page = 1 if stage.engine is None else stage.engine.nodes["node:1"][0]
     canvas.click(position={"x": page % columns * size + size // 3, "y": page // columns * size + size // 3})
     sentence = visit.page.locator(".st-key-page_owner")
