@@ -28,8 +28,7 @@ class ExecutorInfo:
     eos_token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     """How to sample one row.
 
     row        index of the flattened query row whose logits are sampled

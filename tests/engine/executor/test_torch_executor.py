@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -244,7 +245,7 @@ def with_tokens(value: int) -> Callable[[ForwardBatch], ForwardBatch]:
 
 
 def with_row(row: int) -> Callable[[ForwardBatch], ForwardBatch]:
-    return lambda b: dataclasses.replace(b, sampling=(dataclasses.replace(b.sampling[0], row=row),))
+    return lambda b: dataclasses.replace(b, sampling=(msgspec.structs.replace(b.sampling[0], row=row),))
 
 
 BAD_BATCHES: dict[str, tuple[Callable[[ForwardBatch], ForwardBatch], str]] = {
