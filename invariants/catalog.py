@@ -19,6 +19,7 @@ class Group(StrEnum):
     LOCK = "lock"
     PAGE = "page"
     STEP = "step"
+    INDEX = "index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Law:
     cost     what one check grows with
     applies  configuration under which the law holds
     fails    what a violation looks like and what usually causes it
+    properties  what a user relies on, of `invariants.properties`, that this law guards
     """
 
     id: str
@@ -38,6 +40,7 @@ class Law:
     cost: str
     applies: str
     fails: str
+    properties: tuple[str, ...] = ()
 
 
 _ALWAYS: Final = "always"
@@ -52,6 +55,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "always; with guards off a continuation may be given 0 or less, as the reference does",
         "An admitting decision or a prefill row with an extend of 0 or less: a cut rounded down to nothing, "
         "or a budget that opened at or below zero.",
+        properties=("CHK-BUDGET",),
     ),
     Law(
         "INV-CHUNK-02",
@@ -62,6 +66,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         _ALWAYS,
         "A gap or an overlap between two pieces, a last piece that does not reach the end, or a plan row that "
         "differs from its decision.",
+        properties=("CHK-CURSOR",),
     ),
     Law(
         "INV-CHUNK-03",
@@ -71,6 +76,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per sampled row",
         _ALWAYS,
         "A row that is sampled before its prompt is complete, or a finished prompt without its token.",
+        properties=("CHK-CURSOR",),
     ),
     Law(
         "INV-CHUNK-04",
@@ -80,6 +86,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per decision and step",
         _ALWAYS,
         "A second cut while a continuation exists, or a pass that looks at someone else before the continuation.",
+        properties=("CHK-CURSOR",),
     ),
     Law(
         "INV-CHUNK-05",
@@ -90,6 +97,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "under exact accounting for every cut; under reference accounting cuts with the radix tree off and ignore_eos "
         "are not rounded, nor is a continuation's",
         "An absolute end that is not a multiple of the page size.",
+        properties=("CHK-CURSOR",),
     ),
     Law(
         "INV-BUDGET-01",
@@ -101,6 +109,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "input_by_chunk (chunking on), chunk_page_rounding (by less than a page), kv_rounding, continuation; exact "
         "accounting: first_unchunked alone",
         "A ledger below zero after an admission whose record names no overdraft that this configuration allows.",
+        properties=("CHK-BUDGET",),
     ),
     Law(
         "INV-BUDGET-02",
@@ -110,6 +119,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per pass",
         _ALWAYS,
         "Opening ledgers that differ from limits minus running rows: rows forgotten, or charged twice.",
+        properties=("CHK-BUDGET",),
     ),
     Law(
         "INV-BUDGET-03",
@@ -120,6 +130,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per decision",
         "always, with the price of the accounting in force; a preemption may give KV back in between",
         "A broken chain of before and after, a double charge, or a refusal that cost something.",
+        properties=("CHK-BUDGET", "CHK-PROMISE"),
     ),
     Law(
         "INV-BUDGET-04",
@@ -130,6 +141,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "reference accounting: min(max_new_tokens - outputs, clip) x new_token_ratio, ratio 1 for ignore_eos; "
         "exact accounting: pages(computed + left x ratio) - pages held, and the rest of the half-prefilled request",
         "remaining_total that opens above what the second books leave: a running request was not counted.",
+        properties=("CHK-PROMISE",),
     ),
     Law(
         "INV-LOCK-01",
@@ -139,6 +151,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per refusal and per return to the queue",
         _ALWAYS,
         "A temporary lock that was not taken back, a leaked row, or a refused request that runs.",
+        properties=("CHK-OWN", "CHK-LOCK"),
     ),
     Law(
         "INV-LOCK-02",
@@ -148,6 +161,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per transition",
         _ALWAYS,
         "A running request without a row, two requests on one row, or a row outside the configured range.",
+        properties=("CHK-OWN", "CHK-FLAG"),
     ),
     Law(
         "INV-LOCK-03",
@@ -157,6 +171,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per lock change; the audit is O(nodes + leases x depth)",
         _ALWAYS,
         "A lock taken twice, released twice, or not carried over to the new half of a split node.",
+        properties=("CHK-LOCK",),
     ),
     Law(
         "INV-PAGE-01",
@@ -166,6 +181,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per step; the audit is O(pages)",
         _ALWAYS,
         "Counters that drift from the moves: a page lost, or counted twice.",
+        properties=("CHK-OWN", "CHK-GAUGE"),
     ),
     Law(
         "INV-PAGE-02",
@@ -176,6 +192,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         _ALWAYS,
         "A move that the table of states does not have, from a state or an owner that the page is not in, or (audit) "
         "a page in two places although the sums balance.",
+        properties=("CHK-OWN",),
     ),
     Law(
         "INV-PAGE-03",
@@ -185,6 +202,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(pages evicted)",
         _ALWAYS,
         "An eviction that takes a prefix someone runs on, or one that takes what the same commit just claimed.",
+        properties=("CHK-LOCK", "CHK-PROMISE"),
     ),
     Law(
         "INV-STEP-01",
@@ -194,6 +212,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(rows)",
         "always; a failed step has no rows",
         "A step applied twice or never, or an outcome with other rows than the plan.",
+        properties=("CHK-CURSOR", "CHK-EXIT"),
     ),
     Law(
         "INV-STEP-02",
@@ -203,6 +222,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per event",
         _ALWAYS,
         "A lost or repeated event, or a clock that went back.",
+        properties=("CHK-TIME",),
     ),
     Law(
         "INV-STEP-03",
@@ -212,6 +232,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(rows)",
         _ALWAYS,
         "A running request that lost its turn, or a victim that is also scheduled.",
+        properties=("CHK-VICTIM", "CHK-BYPASS"),
     ),
     Law(
         "INV-STEP-04",
@@ -221,6 +242,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per step",
         _ALWAYS,
         "A gauge that drifted, or a request that left a list without an event.",
+        properties=("CHK-GAUGE", "CHK-FLAG"),
     ),
     Law(
         "INV-STEP-05",
@@ -230,6 +252,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per transition",
         _ALWAYS,
         "A transition that the table does not have, or from another state than the last event left.",
+        properties=("CHK-VICTIM", "CHK-EXIT"),
     ),
     Law(
         "INV-EXIT-01",
@@ -239,6 +262,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per end",
         _ALWAYS,
         "A second end, an end that never came although the last token or an abort did, or a lock, row or page kept.",
+        properties=("CHK-EXIT",),
     ),
     Law(
         "INV-PROG-01",
@@ -248,6 +272,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "O(1) per step",
         "always; K is given to the checker, 64 by default",
         "Idle steps with a queue that is not empty: a latched flag, a request that can never fit, a lost wake-up.",
+        properties=("CHK-PROGRESS",),
     ),
 )
 
