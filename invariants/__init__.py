@@ -1,7 +1,18 @@
 """invariants: the laws of the engine, checked online from its events, and by audits of whole snapshots."""
 
+from invariants.audit import AuditPart
 from invariants.catalog import CATALOG, LAWS, Group, Law
 from invariants.checker import InvariantChecker, OnViolation
 from invariants.violation import InvariantViolation, Violation
 
-__all__ = ["CATALOG", "LAWS", "Group", "InvariantChecker", "InvariantViolation", "Law", "OnViolation", "Violation"]
+__all__ = [
+    "CATALOG",
+    "LAWS",
+    "AuditPart",
+    "Group",
+    "InvariantChecker",
+    "InvariantViolation",
+    "Law",
+    "OnViolation",
+    "Violation",
+]

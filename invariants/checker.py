@@ -1,14 +1,15 @@
 """InvariantChecker. Owns: the event sink that runs the laws, counts them, and says or raises what it finds.
 
 It runs on the engine thread, so with `raise` the traceback is at the step that broke the law. With `record` nothing it
-finds, and no fault of its own, ever stops the loop: a violation is counted, kept and handed to `listener`.
+finds, and no fault of its own, ever stops the loop: a violation is counted, kept and handed to `listener`. With `off` a
+law is not judged; a checker whose every law is off (`is_off`) is left out of an engine's listeners and costs nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from engine.events import (
     AbortRequested,
@@ -25,11 +26,13 @@ from engine.events import (
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.request import Cause, RequestState
 from invariants import audit, budget_laws, chunk_laws, lock_laws, page_laws, step_laws
+from invariants.audit import AuditPart
 from invariants.catalog import CATALOG, LAWS, Group
 from invariants.shadow import Shadow
 from invariants.violation import InvariantViolation, Violation
 
-OnViolation = Literal["raise", "record"]
+OnViolation = Literal["off", "record", "raise"]
+MODES: Final[tuple[OnViolation, ...]] = get_args(OnViolation)
 EVIDENCE_EVENTS: Final = 2_000
 KEPT_VIOLATIONS: Final = 1_000
 RATIO_TOLERANCE: Final = 1e-9
@@ -41,10 +44,12 @@ class InvariantChecker:
 
     on_violation       what a violation does; `overrides` says otherwise for single laws
     progress_steps     K of INV-PROG-01
+    audit_every        part of the audit -> n: it is made in every n-th audit only; parts not named are in all of them
     time_ns            where the cost of checking is measured; None measures nothing (the core has no clock)
     listener           told of each violation, on the engine thread, before anything is raised
 
-    checks_by_group, violations_by_id, ns_by_tier, internal_errors   counters, only ever growing; read from any thread
+    checks_by_group, violations_by_id, ns_by_tier, internal_errors, audits, audits_by_part
+                       counters, only ever growing; read from any thread
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class InvariantChecker:
         on_violation: OnViolation = "raise",
         overrides: Mapping[str, OnViolation] | None = None,
         progress_steps: int = 64,
+        audit_every: Mapping[AuditPart, int] | None = None,
         time_ns: Callable[[], int] | None = None,
         listener: Callable[[Violation], None] | None = None,
     ) -> None:
@@ -61,9 +67,15 @@ class InvariantChecker:
             raise ValueError(f"overrides names {unknown}, which the catalogue does not have")
         if progress_steps < 1:
             raise ValueError(f"progress_steps is {progress_steps}; at least 1 is needed")
+        senseless = sorted(part for part, every in (audit_every or {}).items() if every < 1)
+        if senseless:
+            raise ValueError(f"audit_every of {senseless} is below 1; 1 makes a part in each audit")
         self.on_violation: OnViolation = on_violation
-        self._overrides = dict(overrides or {})
+        self._modes: dict[str, OnViolation] = dict.fromkeys(LAWS, on_violation) | dict(overrides or {})
+        #: Whether nothing would ever be reported.
+        self.is_off = set(self._modes.values()) == {"off"}
         self._progress_steps = progress_steps
+        self._audit_every = {part: (audit_every or {}).get(part, 1) for part in AuditPart}
         self._time_ns = time_ns
         self._listener = listener
         self.checks_by_group: dict[str, int] = {group.value: 0 for group in Group}
@@ -71,6 +83,8 @@ class InvariantChecker:
         self.ns_by_tier: dict[int, int] = {1: 0, 2: 0}
         self.internal_errors = 0
         self.last_internal_error: str | None = None
+        self.audits = 0
+        self.audits_by_part: dict[str, int] = {part.value: 0 for part in AuditPart}
         self.violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         self._evidence: deque[AnyEvent] = deque(maxlen=EVIDENCE_EVENTS)
         self._books: Shadow | None = None
@@ -117,9 +131,12 @@ class InvariantChecker:
         started = self._time_ns() if self._time_ns is not None else 0
         self._audit_step = snapshot.step
         try:
-            audit.run(books, snapshot, self._report)
-            for group in (Group.LOCK, Group.PAGE, Group.STEP):
-                self.checks_by_group[group] += 1
+            parts = tuple(part for part, every in self._audit_every.items() if self.audits % every == 0)
+            self.audits += 1
+            for part in parts:
+                self.audits_by_part[part] += 1
+                self.checks_by_group[audit.GROUPS[part]] += audit.checks(part, snapshot)
+            audit.run(books, snapshot, self._report, parts)
         except InvariantViolation:
             raise
         except Exception as error:  # as in `emit`
@@ -143,6 +160,10 @@ class InvariantChecker:
     def total_violations(self) -> int:
         return sum(self.violations_by_id.values())
 
+    def mode_of(self, law: str) -> OnViolation:
+        """What a violation of `law` does."""
+        return self._modes[law]
+
     def evidence(self) -> tuple[AnyEvent, ...]:
         """The last events, oldest first: what an evidence file holds."""
         return tuple(self._evidence)
@@ -156,6 +177,9 @@ class InvariantChecker:
     def _report(
         self, law: str, expected: str, found: str, *, rid: str | None = None, seqs: tuple[int, ...] = ()
     ) -> None:
+        mode = self._modes[law]
+        if mode == "off":
+            return
         now = self._evidence[-1] if self._evidence else None
         step = self._audit_step if self._audit_step is not None else (now.step if now is not None else -1)
         violation = Violation(
@@ -166,12 +190,13 @@ class InvariantChecker:
             step=step,
             rid=rid,
             evidence=seqs if now is None else (*seqs, now.seq),
+            by="event" if self._audit_step is None else "audit",
         )
         self.violations_by_id[law] += 1
         self.violations.append(violation)
         if self._listener is not None:
             self._listener(violation)
-        if self._overrides.get(law, self.on_violation) == "raise":
+        if mode == "raise":
             raise InvariantViolation(violation)
 
     def _check(self, event: AnyEvent) -> None:

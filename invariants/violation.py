@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ class Violation(msgspec.Struct, frozen=True):
     step      step of the event that showed it
     rid       request concerned, None when the law is about no single request
     evidence  `seq` of the events that show it, the offending one last
+    by        what showed it: the event at hand, or an audit between two steps
     """
 
     id: str
@@ -26,6 +27,7 @@ class Violation(msgspec.Struct, frozen=True):
     step: int
     rid: str | None
     evidence: tuple[int, ...]
+    by: Literal["event", "audit"] = "event"
 
     def __str__(self) -> str:
         who = f", request {self.rid}" if self.rid is not None else ""
