@@ -31,16 +31,20 @@ def from_plan(plan: StepPlan, *, tokens: TokenStore, leases: Mapping[str, KvLeas
     kv_indptr = _offsets(used)
     tables = [leases[rid].pages[:count] for rid, count in zip(rids, used.tolist(), strict=True)]
     kv_indices = np.concatenate(tables)
-    # Each query row's position in its sequence, then the page and slot that hold that position.
-    positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(starts - qo_indptr[:-1], lengths)
+    # Each query row's position in its sequence, then its slot: page * size + position % size, in few passes over R.
+    positions = np.arange(qo_indptr[-1], dtype=np.int32)
+    positions += np.repeat(starts - qo_indptr[:-1], lengths)
     page_numbers = positions // page_size
-    pages = kv_indices.astype(np.int64)[np.repeat(kv_indptr[:-1], lengths) + page_numbers]
+    slots = kv_indices[page_numbers + np.repeat(kv_indptr[:-1], lengths)].astype(np.int64)
+    slots -= page_numbers
+    slots *= page_size
+    slots += positions
     metadata = PagedMetadata(
         qo_indptr=qo_indptr,
         kv_indptr=kv_indptr,
         kv_indices=kv_indices,
         last_page_len=ends - (used - 1) * page_size,
-        out_slots=pages * page_size + (positions - page_numbers * page_size),
+        out_slots=slots,
         positions=positions,
         page_size=page_size,
     )
