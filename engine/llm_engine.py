@@ -86,6 +86,7 @@ class LLMEngine:
         self._prompt_tokens: dict[str, int] = {}
         self._pending_ends: list[TokenOutput] = []
         self._dead: str | None = None
+        self._condemned: Exception | None = None
         self._was_idle = True
         self.steps_done = 0
         #: Steps that computed something: what tells progress from spinning.
@@ -151,7 +152,7 @@ class LLMEngine:
     @property
     def has_work(self) -> bool:
         """Whether a call of `step` would do, or return, anything."""
-        return bool(self._pending_ends) or self.scheduler.state.has_work or not self._was_idle
+        return bool(self._pending_ends or self._condemned) or self.scheduler.state.has_work or not self._was_idle
 
     @property
     def num_waiting(self) -> int:
@@ -169,14 +170,21 @@ class LLMEngine:
         """State between two steps, immutable."""
         return self.scheduler.snapshot()
 
+    def condemn(self, error: Exception) -> None:
+        """End the engine at its next step, which raises `error`: something found it wrong between two steps."""
+        self._condemned = error
+
     def close(self) -> None:
         self._executor.close()
 
     # -- one step --------------------------------------------------------------------------------------------------
 
     def step(self) -> list[TokenOutput]:
-        """One step. Raises EngineDead when a step failed after its first write, now or earlier."""
+        """One step. Raises EngineDead when a step failed after its first write earlier, and what `condemn` was told."""
         self._check_alive()
+        if self._condemned is not None:
+            self._dead = f"{type(self._condemned).__name__}: {self._condemned}"
+            raise self._condemned
         outputs, self._pending_ends = self._pending_ends, []
         if not self.scheduler.state.has_work and self._was_idle:
             return outputs
