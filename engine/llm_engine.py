@@ -273,6 +273,10 @@ class LLMEngine:
                     prompt_tokens=request.prompt_len,
                 )
             )
+        for row in plan.prefills:
+            # A piece that is not the last brings no token, which else would carry the end of an abort in flight.
+            if not row.is_last and self.scheduler.state.requests[row.rid].abort_requested:
+                outputs.append(self._end(row.rid, FinishReason.ABORT, ""))
         return outputs, StepOutcome(plan.step, tuple(rows), times)
 
     # -- inside ----------------------------------------------------------------------------------------------------
