@@ -26,11 +26,22 @@ POISON: Final = -1
 _FACTOR, _MODULUS = 48271, 2**31 - 1
 
 
-def _mix(before: int, token: int) -> int:
+def mix(before: int, token: int) -> int:
+    """The K/V of a token after the K/V of what stands before it; 0 stands before the first."""
     return (before * _FACTOR + token + 1) % _MODULUS
 
 
-def _next_token(value: int, output_index: int, params: SamplingParams) -> int:
+def wrong_successors(values: np.ndarray, tokens: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Which K/V do not follow from the one before them; contexts begin at `starts`."""
+    before = np.empty_like(values)
+    before[1:] = values[:-1]
+    before[starts] = 0
+    wrong: np.ndarray = (before * _FACTOR + tokens + 1) % _MODULUS != values
+    return wrong
+
+
+def next_token(value: int, output_index: int, params: SamplingParams) -> int:
+    """The token that a context with this K/V at its end yields."""
     if not params.ignore_eos and output_index + 1 > params.min_new_tokens and value % 29 == 0:
         return EOS
     return 32 + value % 95
@@ -40,15 +51,15 @@ def expected_tokens(prompt: Sequence[int], params: SamplingParams, *, limit: int
     """The outputs of a request that runs alone in one piece. `limit`: the engine's clamp of max_new_tokens."""
     value = 0
     for token in prompt:
-        value = _mix(value, token)
+        value = mix(value, token)
     tokens: list[int] = []
     while len(tokens) < min(params.max_new_tokens, limit or params.max_new_tokens):
-        tokens.append(_next_token(value, len(tokens), params))
+        tokens.append(next_token(value, len(tokens), params))
         if len(tokens) >= params.min_new_tokens and (
             (tokens[-1] == EOS and not params.ignore_eos) or tokens[-1] in params.stop_token_ids
         ):
             break
-        value = _mix(value, tokens[-1])
+        value = mix(value, tokens[-1])
     return tokens
 
 
@@ -124,18 +135,17 @@ class StubModel:
         value = int(self._value[slots[first - 1]]) if first else 0
         for row in range(start, end):
             token = int(batch.token_ids[row])
-            value = _mix(value, token)
+            value = mix(value, token)
             slot = int(meta.out_slots[row])
             self._value[slot], self._token[slot] = value, token
         values, tokens = self._value[slots], self._token[slots]
         assert (values != POISON).all(), f"step {batch.step}: {batch.rids[index]} reads slots that are not written"
-        before = np.concatenate([[0], values[:-1]])
-        wrong = (before * _FACTOR + tokens + 1) % _MODULUS != values
+        wrong = wrong_successors(values, tokens, np.zeros(1, dtype=np.int64))
         assert not wrong.any(), f"step {batch.step}: {batch.rids[index]} reads K/V of another prefix"
 
     def _sample(self, batch: ForwardBatch, row: SamplingRow) -> SampledToken:
         value = int(self._value[int(batch.metadata.out_slots[row.row])])
-        return SampledToken(row.rid, _next_token(value, row.output_index, row.params))
+        return SampledToken(row.rid, next_token(value, row.output_index, row.params))
 
 
 class _Poisoner:
@@ -148,6 +158,19 @@ class _Poisoner:
             self._model.poison(np.frombuffer(event.pages, dtype=np.int32).tolist())
         for sink in self._sinks:
             sink.emit(event)
+
+
+def assert_nothing_held(engine: LLMEngine) -> None:
+    """No lease, lock, row, page, map entry or token is left in an engine without requests."""
+    kv, state = engine.scheduler.kv, engine.scheduler.state
+    free, private, protected, evictable = kv.pool.counts
+    assert (private, protected, free + evictable) == (0, 0, kv.num_pages)
+    assert kv.leases == {}
+    assert kv.free_rows == engine.config.scheduler.max_running_requests
+    assert (state.requests, list(state.waiting), state.running, state.last_prefill) == ({}, [], [], [])
+    assert state.continuation is None
+    assert state.waiting_tokens == 0
+    assert len(engine.tokens) == 0
 
 
 class StubRun:
@@ -185,6 +208,9 @@ class StubRun:
     def step(self) -> list[TokenOutput]:
         self.clock.advance_ns(1_000_000)
         outputs = self.engine.step()
+        failure = self.engine.last_failure
+        if failure is not None and not isinstance(failure, StubFailure):
+            raise failure  # a complaint of the model or of a sink, which the engine took for a failing executor
         for output in outputs:
             earlier = self.outputs[output.rid]
             assert not earlier or earlier[-1].finish is None, f"{output.rid} speaks after its end"
@@ -218,14 +244,6 @@ class StubRun:
             assert tokens == expected, rid
 
     def assert_nothing_held(self) -> None:
-        """After the last end: no lease, lock, row, page or map entry is left."""
-        kv, state = self.kv, self.state
-        free, private, protected, evictable = kv.pool.counts
-        assert (private, protected, free + evictable) == (0, 0, kv.num_pages)
-        assert kv.leases == {}
-        assert kv.free_rows == self.config.scheduler.max_running_requests
-        assert (state.requests, list(state.waiting), state.running, state.last_prefill) == ({}, [], [], [])
-        assert state.continuation is None
-        assert state.waiting_tokens == 0
-        assert len(self.engine.tokens) == 0
+        """After the last end: nothing is left in the engine, and everyone has an end."""
+        assert_nothing_held(self.engine)
         assert all(self.end(rid) is not None for rid in self.requests)

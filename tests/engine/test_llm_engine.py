@@ -148,6 +148,20 @@ def test_an_abort_gives_one_end_in_every_phase(steps: int) -> None:
     run.assert_nothing_held()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_an_abort_while_the_executor_computes_gives_one_end(steps: int) -> None:
+    """The first piece, a middle one, the last one, decoding: also a piece that brings no token brings the end."""
+    run = StubRun(engine_config(page_size=16, num_pages=64, chunked_prefill_size=32))
+    run.add("r", range(40, 120), 9)
+    for _ in range(steps):
+        run.step()
+    run.model.during = lambda: run.engine.abort_request("r", "why") or pytest.fail("not live")
+    run.run()
+    assert run.end("r") == ("abort", "")
+    assert len(run.tokens("r")) == max(0, steps - 1)
+    run.assert_nothing_held()
+
+
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
     run = StubRun(engine_config(page_size=16, num_pages=64))
     run.add("a", range(40, 90), 2)

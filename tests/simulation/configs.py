@@ -1,0 +1,66 @@
+"""Configurations by chance. Owns: every setting of scheduler and cache, drawn so that small pools do everything."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.config import EngineConfig, Policy
+
+_TREE_POLICIES = (Policy.LPM, Policy.DFS_WEIGHT, Policy.SHORTEST_PREFILL_FIRST)
+#: Fewest pages with which an engine starts, and most, by page size.
+_PAGES = {1: (4, 120), 2: (3, 80), 16: (3, 30), 64: (3, 12)}
+
+
+def draw_config(rng: Random) -> dict[str, dict[str, Any]]:
+    """Sections `scheduler` and `cache`. Draws again where settings contradict each other."""
+    while True:
+        config = _draw(rng)
+        try:
+            EngineConfig.model_validate(config)
+        except ValidationError:
+            continue
+        return config
+
+
+def _draw(rng: Random) -> dict[str, dict[str, Any]]:
+    page = rng.choice([1, 2, 16, 16, 64])
+    least, most = _PAGES[page]
+    pages = least + int((most - least) * rng.random() ** 2)
+    radix = rng.random() < 0.8
+    chunk = rng.choice([None, page, 2 * page, 3 * page, 3 * page + 1, 5 * page + 3, 4096])
+    rows = rng.choice([1, 2, 3, 4, 6, 6, 12])
+    scheduler: dict[str, Any] = {
+        "schedule_policy": rng.choice([policy for policy in Policy if radix or policy not in _TREE_POLICIES]).value,
+        "kv_accounting": rng.choice(["reference", "exact"]),
+        "chunked_prefill_size": chunk,
+        "max_prefill_tokens": rng.choice([8, 64, 64, 8192]),
+        "max_running_requests": rows,
+        "prefill_max_requests": rng.choice([None, None, None, 1, 2]),
+        "enable_mixed_chunk": rng.random() < 0.6,
+        "schedule_conservativeness": rng.choice([0.01, 0.01, 0.1, 0.3, 1.0]),
+        "clip_max_new_tokens": rng.choice([1, 1, 8, 4096]),
+        "random_seed": rng.randrange(5),
+        "incremental_order": rng.random() < 0.8,
+    }
+    if scheduler["schedule_policy"] in (Policy.FCFS, Policy.LOF) and rng.random() < 0.6:
+        scheduler["enable_priority_scheduling"] = True
+        scheduler["enable_priority_preemption"] = rng.random() < 0.7
+        scheduler["priority_preemption_threshold"] = rng.choice([0, 0, 3])
+        scheduler["low_priority_values_first"] = rng.random() < 0.3
+    for name, chance, values in (
+        ("truncation_align_size", 0.15, [page, 2 * page, 3]),
+        ("lpm_fallback_threshold", 0.2, [1, 3]),
+        ("starvation_limit_s", 0.2, [0.002, 0.02, 1.0]),
+        ("max_overtakes", 0.2, [1, 3, 10]),
+        ("min_free_rows", 0.12, [1, 2, rows]),
+        ("target_step_ms", 0.15 if chunk is not None else 0.0, [0.05, 1.0, 20.0]),
+    ):
+        if rng.random() < chance:
+            scheduler[name] = rng.choice(values)
+    if rng.random() < 0.12:
+        scheduler["prefill_delay_max_passes"] = rng.choice([1, 3, 9])
+        scheduler["prefill_delay_until_waiting"] = rng.choice([2, 4])
+    return {"scheduler": scheduler, "cache": {"page_size": page, "num_pages": pages, "enable_radix": radix}}
