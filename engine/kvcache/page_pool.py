@@ -32,8 +32,13 @@ class PageState(IntEnum):
     PROTECTED = 2
     EVICTABLE = 3
 
+    __hash__ = int.__hash__  # that of Enum is a Python function, and every move looks its states up
+
 
 STATE_NAMES: Final = ("free", "private", "protected", "evictable")
+_FREE: Final = int(PageState.FREE)
+#: state -> what its owner is: a row, or a tree node.
+_OWNER_KINDS: Final = ("", "r:", "n:", "n:")
 
 #: cause -> the (source, target) pairs it may connect. `split` changes the owner only.
 LEGAL_MOVES: Final[dict[str, frozenset[tuple[int, int]]]] = {
@@ -98,22 +103,23 @@ class PagePool:
             return
         if (source, target) not in LEGAL_MOVES[cause]:
             raise PageStateError(f"{cause}: no move {source.name} -> {target.name}")
+        # Plain integers from here on: NumPy takes microseconds to find out what an IntEnum is.
+        left, entered = int(source), int(target)
         at = pages.astype(np.intp)  # what indexing would convert to, three times over
-        if np.count_nonzero(self._states[at] != source):
-            wrong = [int(page) for page in pages if self._states[page] != source][:8]
+        if self._states[at].tobytes() != bytes((left,)) * count:
+            wrong = [int(page) for page in pages if self._states[page] != left][:8]
             raise PageStateError(f"{cause}: pages {wrong} are not {source.name}")
-        if source is PageState.FREE:
+        if left == _FREE:
             self._free_top -= count
-        elif target is PageState.FREE:
+        elif entered == _FREE:
             self._free[self._free_top : self._free_top + count] = pages[::-1]
             self._free_top += count
-        self._states[at] = target
+        self._states[at] = entered
         self._owners[at] = owner
-        self._counts[source] -= count
-        self._counts[target] += count
-        prefix = ("", "r:", "n:", "n:")[target]
-        owner_label = f"{prefix}{owner}" if prefix else ""
-        self._events.pages_moved(pages.tobytes(), STATE_NAMES[source], STATE_NAMES[target], owner_label, cause)
+        self._counts[left] -= count
+        self._counts[entered] += count
+        label = "" if entered == _FREE else f"{_OWNER_KINDS[entered]}{owner}"
+        self._events.pages_moved(pages.tobytes(), STATE_NAMES[left], STATE_NAMES[entered], label, cause)
 
     def picture(self) -> tuple[bytes, bytes, tuple[int, ...]]:
         """(states, owners, free list) as immutable values, for snapshots."""
