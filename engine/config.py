@@ -176,7 +176,9 @@ class ServerConfig(_Frozen):
     api_key: str | None = Field(None, min_length=8)
     """Bearer token that every route but /health and /ready asks for."""
     max_queued_requests: int = Field(512, ge=1)
-    """Requests that may wait; beyond it 429."""
+    """Requests that may wait; beyond it 429, or 503 for a less important one that has to give way."""
+    queue_timeout_s: float | None = Field(None, gt=0, le=86_400)
+    """Seconds that a request may wait for its first admission; then 503. None: as long as its client does."""
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body; beyond it 413."""
     stall_after_s: float = Field(10.0, gt=0, le=86_400)

@@ -64,10 +64,11 @@ class RequestArrived(Event, frozen=True, tag=True):
 
 
 class AbortRequested(Event, frozen=True, tag=True):
-    """Someone asked to end a request (an input)."""
+    """A request is to end early (an input): someone asked, or it is turned away from the queue, which `cause` says."""
 
     rid: str
     detail: str = ""
+    cause: Cause = Cause.ABORT
 
 
 class RequestTransitioned(Event, frozen=True, tag=True):

@@ -14,10 +14,11 @@ from engine.events import SCHEMA_VERSION, EngineStarted, EventSink, ResponseSent
 from engine.executor.base import Executor, StepResult, TokenLogprobs
 from engine.executor.forward_batch import from_plan
 from engine.kvcache.snapshot import SchedulerSnapshot
-from engine.request import FinishReason
+from engine.request import Cause, FinishReason
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.scheduler import Arrival, Scheduler
+from engine.scheduler.turn_away import displaceable, overdue
 from engine.token_store import StopWatcherFactory, TokenStore
 
 
@@ -132,6 +133,21 @@ class LLMEngine:
         if ended:
             self._pending_ends.append(self._end(rid, FinishReason.ABORT, detail))
         return ended is not False
+
+    def overdue(self, limit_ns: int) -> list[str]:
+        """Requests that have waited `limit_ns` for their first admission."""
+        return overdue(self.scheduler.state, self._clock.now_ns(), limit_ns)
+
+    def displaceable(self, priority: int | None, count: int) -> list[str]:
+        """`count` waiting requests that would give way to one of `priority`; [] when there are not so many."""
+        return displaceable(self.scheduler.state, priority, count)
+
+    def turn_away(self, rid: str, cause: Cause) -> bool:
+        """Refuse a waiting request after all, for a cause of TURNED_AWAY; False when it does not wait."""
+        ended = self.scheduler.abort(rid, self._clock.now_ns(), cause=cause)
+        if ended:
+            self._pending_ends.append(self._end(rid, FinishReason.REFUSED, cause.value))
+        return ended is True
 
     def record_response(
         self,
@@ -304,7 +320,7 @@ class LLMEngine:
             cached_tokens=self._cached_tokens.get(rid, 0),
             prompt_tokens=self._prompt_tokens.get(rid, 0),
         )
-        if reason is FinishReason.ABORT:
+        if reason in (FinishReason.ABORT, FinishReason.REFUSED):
             self._forget(rid)
         return output
 

@@ -50,14 +50,20 @@ class Cause(StrEnum):
     ERROR = "error"
     NEVER_FITS = "never_fits"
     KV_POOL_EXHAUSTED = "kv_pool_exhausted"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DISPLACED = "displaced"
 
 
 _ENDS: Final = frozenset({Cause.STOP, Cause.LENGTH, Cause.ABORT, Cause.ERROR, Cause.KV_POOL_EXHAUSTED})
 
+#: Ends of requests that were accepted, never admitted, and then not wanted any more (`engine.scheduler.turn_away`).
+TURNED_AWAY: Final = frozenset({Cause.QUEUE_TIMEOUT, Cause.DISPLACED})
+
 #: (source, target) -> the causes that may take a request from one to the other.
 TRANSITIONS: Final[dict[tuple[RequestState, RequestState], frozenset[Cause]]] = {
     (RequestState.WAITING, RequestState.PREFILL): frozenset({Cause.ADMIT}),
-    (RequestState.WAITING, RequestState.FINISHED): frozenset({Cause.ABORT, Cause.ERROR, Cause.NEVER_FITS}),
+    (RequestState.WAITING, RequestState.FINISHED): frozenset({Cause.ABORT, Cause.ERROR, Cause.NEVER_FITS})
+    | TURNED_AWAY,
     (RequestState.PREFILL, RequestState.PREFILL): frozenset({Cause.NEXT_CHUNK}),
     (RequestState.PREFILL, RequestState.DECODE): frozenset({Cause.FINAL_CHUNK}),
     (RequestState.PREFILL, RequestState.WAITING): frozenset({Cause.RETRACT, Cause.PREEMPT}),
@@ -65,6 +71,12 @@ TRANSITIONS: Final[dict[tuple[RequestState, RequestState], frozenset[Cause]]] = 
     (RequestState.DECODE, RequestState.WAITING): frozenset({Cause.RETRACT, Cause.PREEMPT}),
     (RequestState.DECODE, RequestState.FINISHED): _ENDS,
 }
+
+
+#: Every cause that may end a request.
+END_CAUSES: Final = frozenset().union(
+    *(causes for (_, target), causes in TRANSITIONS.items() if target is RequestState.FINISHED)
+)
 
 
 class Request:

@@ -41,6 +41,8 @@ _END_WORDS: Final[dict[Cause, str]] = {
     Cause.ERROR: "Ended by an error",
     Cause.NEVER_FITS: "Refused: it can never fit",
     Cause.KV_POOL_EXHAUSTED: "Ended: it was the last one running and the KV pool had no page left for it",
+    Cause.QUEUE_TIMEOUT: "Refused: it waited for its first admission longer than server.queue_timeout_s",
+    Cause.DISPLACED: "Refused: the queue was full and a more important request took its place",
 }
 
 

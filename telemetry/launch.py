@@ -124,6 +124,8 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         engine,
         max_queued_requests=config.server.max_queued_requests,
         max_running_requests=config.scheduler.max_running_requests,
+        queue_timeout_s=config.server.queue_timeout_s,
+        displaces=config.scheduler.enable_priority_scheduling,
         clock=clock,
     )
 

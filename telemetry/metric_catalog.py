@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
 from engine.errors import RefusalCause
-from engine.request import FinishReason
+from engine.request import END_CAUSES, FinishReason
 from engine.scheduler.decision import Guard, Overdraft, Reason
 from engine.scheduler.plan import StepKind
 from invariants.catalog import CATALOG as LAWS
@@ -107,6 +107,7 @@ _QUEUE: Final = (
         tuple(FinishReason),
     ),
     _counter("requests_rejected_total", "What is turned away at the door, and why?", "cause", tuple(RefusalCause)),
+    _counter("request_ends_total", "The same ends, by what caused each.", "cause", tuple(sorted(END_CAUSES))),
     _gauge("requests", "Where is every live request now?", "state", tuple(LiveState)),
     _gauge(
         "waiting_by_blocker",

@@ -312,6 +312,8 @@ class MetricsSink:
         assert request.finish is not None, "announced before its end"
         assert request.finished_ns is not None, "announced before its end"
         self._add("requests_finished_total", 1, request.finish)
+        assert request.end_cause is not None, "announced before its end"
+        self._add("request_ends_total", 1, request.end_cause)
         self._observe("request_duration_seconds", request.finished_ns - request.accepted_ns, request.finish)
         self._observe("request_retractions", request.num_retractions)
         tokens = len(request.token_ns)

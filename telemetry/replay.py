@@ -177,7 +177,7 @@ class _Driver:
             case RequestArrived():
                 scheduler.add(_arrival(event), event.t_ns)
             case AbortRequested():
-                scheduler.abort(event.rid, event.t_ns, detail=event.detail)
+                scheduler.abort(event.rid, event.t_ns, detail=event.detail, cause=event.cause)
             case StepPlanned():
                 # An allocation miss is decided outside the core, so what happened is an input as well.
                 scheduler.kv.allocation_fault = (lambda _: True) if event.claim_failed else None

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from engine.events import AdmissionDecided, RequestArrived
-from engine.request import FinishReason, RequestState
+from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.decision import Reason
 from telemetry.observe import BLOCKERS, TTFT_PARTS
 
@@ -79,6 +79,7 @@ class RequestTimeline:
         "decided",
         "decisions",
         "decisions_left_out",
+        "end_cause",
         "enqueued_ns",
         "finish",
         "finished_ns",
@@ -148,6 +149,7 @@ class RequestTimeline:
         self.finished_ns: int | None = None
         self.ttft_ns: int | None = None
         self.finish: FinishReason | None = None
+        self.end_cause: Cause | None = None
         self.response_done = False
         self.run_from: int | None = None
         self.runs: list[tuple[int, int]] = []

@@ -100,13 +100,15 @@ class RequestArrivedRecord(EventRecord):
 
 
 class AbortRequestedRecord(EventRecord):
-    """Someone asked to end a request (an input)."""
+    """A request is to end early (an input)."""
 
     type: Literal["AbortRequested"] = "AbortRequested"
     rid: str
     """The request's id."""
     detail: str
     """A word more, from a closed list or the caller."""
+    cause: Cause = Cause.ABORT
+    """`abort`: someone asked. `queue_timeout`, `displaced`: it was turned away from the queue."""
 
 
 class RequestTransitionedRecord(EventRecord):

@@ -50,6 +50,8 @@ _FINISH: Final = {
     Cause.ERROR: FinishReason.ERROR,
     Cause.NEVER_FITS: FinishReason.REFUSED,
     Cause.KV_POOL_EXHAUSTED: FinishReason.LENGTH,
+    Cause.QUEUE_TIMEOUT: FinishReason.REFUSED,
+    Cause.DISPLACED: FinishReason.REFUSED,
 }
 
 
@@ -182,7 +184,7 @@ class TimelineTracker:
         if request.phase in {QUEUE, BETWEEN} and request.first_token_ns is None:
             # In any other phase a step is in flight, whose StepCompleted has the instants.
             request.mark(request.phase, event.t_ns)
-        request.finish = _FINISH[event.cause]
+        request.finish, request.end_cause = _FINISH[event.cause], event.cause
         request.finished_ns = event.t_ns
         if self._plans:
             # The token that ended it is reported by the StepCompleted that follows.

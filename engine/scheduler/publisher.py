@@ -45,8 +45,8 @@ class Publisher:
         self.seq = seq + 1
         self._sink.emit(LockChanged(seq, self.step, self.t_ns, node, rid, delta, count))
 
-    def abort_requested(self, rid: str, detail: str) -> None:
-        self._sink.emit(AbortRequested(*self.head(), rid, detail))
+    def abort_requested(self, rid: str, detail: str, cause: Cause) -> None:
+        self._sink.emit(AbortRequested(*self.head(), rid, detail, cause))
 
     def transitioned(
         self,

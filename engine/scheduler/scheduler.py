@@ -18,7 +18,7 @@ from engine.events import EventSink, RequestArrived, StepCompleted
 from engine.kvcache.kv_cache import KvCache
 from engine.kvcache.page_keys import PageKeys
 from engine.kvcache.snapshot import RequestView, SchedulerSnapshot, WaitingView
-from engine.request import Cause, FinishReason, Request, RequestState
+from engine.request import TURNED_AWAY, Cause, FinishReason, Request, RequestState
 from engine.scheduler.accounting import ReferenceAccounting
 from engine.scheduler.commit import apply_outcome, commit_plan, drop_ended, finish
 from engine.scheduler.decision import Guard
@@ -122,23 +122,27 @@ class Scheduler:
         publisher.transitioned(request, None, Cause.ARRIVE, row=None)
         return request
 
-    def abort(self, rid: str, now_ns: int, *, detail: str = "") -> bool | None:
-        """End a request early. True: ended now. None: marked, it ends when its step is applied. False: not live."""
+    def abort(self, rid: str, now_ns: int, *, detail: str = "", cause: Cause = Cause.ABORT) -> bool | None:
+        """End a request early. True: ended now. None: marked, it ends when its step is applied. False: not live.
+
+        A cause of TURNED_AWAY refuses it instead; False then also when it does not wait (any more).
+        """
         request = self.state.requests.get(rid)
-        if request is None:
+        refuses = cause in TURNED_AWAY
+        if request is None or (refuses and request.state is not RequestState.WAITING):
             return False
         self.state.version += 1
         self.publisher.t_ns = now_ns
-        self.publisher.abort_requested(rid, detail)
+        self.publisher.abort_requested(rid, detail, cause)
         if request.in_flight:
             request.abort_requested = True
             return None
         finish(
             self.state,
             request,
-            FinishReason.ABORT,
+            FinishReason.REFUSED if refuses else FinishReason.ABORT,
             self.publisher,
-            cause=Cause.ABORT,
+            cause=cause,
             keep=request.state is not RequestState.WAITING,
             detail=detail,
         )

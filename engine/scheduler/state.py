@@ -122,9 +122,13 @@ class SchedulerState:
 
     def importance(self, request: Request) -> int:
         """Smaller is more important; a request without a priority is the least important."""
-        if request.priority is None:
+        return self.importance_of(request.priority)
+
+    def importance_of(self, priority: int | None) -> int:
+        """The same for a priority as a client gives it."""
+        if priority is None:
             return LEAST_IMPORTANT
-        return request.priority if self.config.low_priority_values_first else -request.priority
+        return priority if self.config.low_priority_values_first else -priority
 
     def next_entry(self) -> int:
         self.entry_counter += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from engine.errors import RefusalCause, RequestRefused
+from engine.request import Cause
 
 #: Seconds after which a client should try again.
 RETRY_AFTER_S: Final = 1
@@ -78,6 +79,13 @@ def unavailable(message: str, code: str, cause: RefusalCause = RefusalCause.SHUT
     """503: this server cannot answer now."""
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return ApiError(503, message, code=code, kind="server_error", cause=cause, headers=headers)
+
+
+def turned_away(cause: Cause) -> ApiError:
+    """503: the request was accepted and refused while it waited."""
+    if cause is Cause.DISPLACED:
+        return unavailable("the queue is full and a more important request took this one's place", cause.value)
+    return unavailable("the request waited longer than server.queue_timeout_s for its turn", cause.value)
 
 
 def from_refusal(refusal: RequestRefused) -> ApiError:

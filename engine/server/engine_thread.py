@@ -21,6 +21,7 @@ from engine.llm_engine import EngineRequest, TokenOutput
 from engine.request import FinishReason
 from engine.server.api_errors import QueueFull
 from engine.server.mailbox import Abort, Add, Call, Mailbox, Message, Sent, Shutdown
+from engine.server.queue_limits import QueueEngine, QueueLimits
 from engine.server.reply import Reply
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _NO_PROGRESS_S: Final = 0.005
 _ABORT_GRACE_NS: Final = 5_000_000_000
 
 
-class StepEngine(Protocol):
+class StepEngine(QueueEngine, Protocol):
     """The part of LLMEngine that this thread drives."""
 
     @property
@@ -88,7 +89,10 @@ class EngineStatus:
 
 
 class EngineThread:
-    """Runs an engine on a thread of its own. Everything public but `status` and `call` belongs to the event loop."""
+    """Runs an engine on a thread of its own. Everything public but `status` and `call` belongs to the event loop.
+
+    queue_timeout_s, displaces   see QueueLimits
+    """
 
     def __init__(
         self,
@@ -96,12 +100,15 @@ class EngineThread:
         *,
         max_queued_requests: int,
         max_running_requests: int,
+        queue_timeout_s: float | None = None,
+        displaces: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock or MonotonicClock()
         self._max_queued = max_queued_requests
         self._max_running = max_running_requests
+        self._limits = QueueLimits(engine, timeout_s=queue_timeout_s, displaces=displaces)
         self._mailbox = Mailbox(max_queued_requests + max_running_requests)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +137,11 @@ class EngineThread:
     def queue_limit(self) -> int:
         """Requests that one submission may hold at most: more could never be accepted."""
         return self._max_queued
+
+    @property
+    def turns_away(self) -> bool:
+        """May a request that was accepted be refused while it waits?"""
+        return self._limits.turns_away
 
     @property
     def open_replies(self) -> int:
@@ -218,6 +230,7 @@ class EngineThread:
                 for message in self._mailbox.take(self._patience_s()):
                     self._handle(message)
                 self._enforce_deadline()
+                self._step_again |= self._limits.expire()
                 if self._engine.has_work or self._step_again:
                     self._step()
                 else:
@@ -260,7 +273,7 @@ class EngineThread:
 
     def _add(self, message: Add) -> None:
         """Take all requests or none, and say which."""
-        refusal = self._refusal(len(message.requests))
+        refusal, victims = self._refusal(message.requests)
         added: list[str] = []
         for request in message.requests if refusal is None else ():
             try:
@@ -272,24 +285,28 @@ class EngineThread:
         if refusal is None:
             self._live.update(added)
             self._fresh += len(added)
+            # Not before: who cannot be taken displaces nobody.
+            self._step_again |= self._limits.displace(victims)
         else:
             for rid in added:
                 self._step_again |= self._engine.abort_request(rid, "a request of the same call was refused")
         self._post(_settle, message.reply, refusal)
 
-    def _refusal(self, count: int) -> RequestRefused | None:
-        """Why `count` more requests cannot be taken, or None.
+    def _refusal(self, requests: Sequence[EngineRequest]) -> tuple[RequestRefused | None, Sequence[str]]:
+        """Why these requests cannot be taken, or None; then also who has to leave the queue for them.
 
         A burst fills the free rows and then the queue, whether it comes within one step or not: requests that no pass
         has looked at yet do not count while there is a row for them, unless older ones wait although rows are free.
         """
         if self._deadline_ns is not None:
-            return RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down")
-        waiting = self._engine.num_waiting
+            return RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), ()
+        waiting, count = self._engine.num_waiting, len(requests)
         free_rows = 0 if waiting > self._fresh else max(0, self._max_running - self._engine.num_running)
-        if waiting + count - min(self._fresh + count, free_rows) > self._max_queued:
-            return QueueFull(waiting, self._max_queued)
-        return None
+        lacking = waiting + count - min(self._fresh + count, free_rows) - self._max_queued
+        if lacking <= 0:
+            return None, ()
+        victims = self._limits.find_room(requests, lacking)
+        return (QueueFull(waiting, self._max_queued), ()) if victims is None else (None, victims)
 
     def _call(self, message: Call) -> None:
         if not message.future.set_running_or_notify_cancel():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from engine.clock import Clock
 from engine.errors import RefusalCause, RequestRefused
 from engine.llm_engine import TokenOutput
-from engine.request import FinishReason
-from engine.server.api_errors import ApiError, from_refusal, unavailable
-from engine.server.choices import Choice, Delta
+from engine.request import TURNED_AWAY, Cause, FinishReason
+from engine.server.api_errors import ApiError, from_refusal, turned_away, unavailable
+from engine.server.choices import Delta
 from engine.server.engine_thread import EngineThread
 from engine.server.intake import Intake
 from engine.server.mailbox import Sent
@@ -27,6 +27,11 @@ from engine.server.observer import FrontEndObserver
 from engine.server.render import Envelope, usage_of
 from engine.server.reply import Reply
 
+_STREAM_HEADERS: Final = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 _DONE = b"data: [DONE]\n\n"
 #: A write that took longer was held up by the connection.
 _PUSHED_BACK_NS = 1_000_000
@@ -139,9 +144,19 @@ class GenerationResponse(Response):
         )
 
     async def _write_whole(self, wire: _Wire) -> None:
+    async def _refuse(self, wire: _Wire, refused: TokenOutput) -> None:
+        """Answer with a status instead of a stream, and end the other choices, which nobody will read."""
+        self._engine_thread.abort(self._reply.live_rids, "another choice of the call was refused")
+        while await self._reply.batch():
+            pass
+        failure = _failure(refused.finish or FinishReason.REFUSED, refused.detail)
+        await self._write_body(wire, failure.status, failure.headers, failure.body())
+
         wholes = {rid: Delta() for rid in self._choices}
         while outputs := await self._reply.batch():
             for output in outputs:
+            if any(output.finish is FinishReason.REFUSED for output in outputs):
+                self._engine_thread.abort(self._reply.live_rids, "another choice of the call was refused")
                 delta = self._choices[output.rid].push(output)
                 if delta is not None:
                     whole = wholes[output.rid]
@@ -149,7 +164,9 @@ class GenerationResponse(Response):
                     whole.entries += delta.entries
                     whole.finish = delta.finish
         choices = self._intake.choices
-        failure = next((_failure(choice) for choice in choices if choice.failure), None)
+        # A refusal first: it is why the other choices were aborted.
+        failures = sorted((c.failure for c in choices if c.failure), key=lambda f: f[0] is not FinishReason.REFUSED)
+        failure = _failure(*failures[0]) if failures else None
         if failure is not None:
             status, headers, content = failure.status, failure.headers, failure.body()
         else:
@@ -157,21 +174,26 @@ class GenerationResponse(Response):
             usage = usage_of(choices, self._intake.choices_per_prompt)
             status, headers, content = 200, {}, self._envelope.response(rendered, usage)
         data = msgspec.json.encode(content)
+        await self._write_body(wire, status, headers, content)
+
+    @staticmethod
+    async def _write_body(wire: _Wire, status: int, headers: dict[str, str], content: dict[str, Any]) -> None:
         await wire.start(status, {"content-type": "application/json", "content-length": str(len(data)), **headers})
         await wire.write(data, more=False)
 
     async def _write_stream(self, wire: _Wire) -> None:
-        await wire.start(
-            200,
-            {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-            },
-        )
+        outputs: list[TokenOutput] = []
+        if self._engine_thread.turns_away:
+            # A request may be refused while it waits: its status is known with its first output.
+            outputs = await self._reply.batch()
+            refused = next((output for output in outputs if output.finish is FinishReason.REFUSED), None)
+            if refused is not None:
+                await self._refuse(wire, refused)
+                return
+        await wire.start(200, _STREAM_HEADERS)
         greeted: set[str] = set()
         unseen = set(self._choices)
-        while outputs := await self._reply.batch():
+        while outputs := outputs or await self._reply.batch():
             data = b"".join(self._events(outputs, greeted))
             if data:
                 self._observer.on_stream_send(await wire.write(data, more=True))
@@ -179,6 +201,7 @@ class GenerationResponse(Response):
                     unseen.discard(rid)
                     self._observer.on_first_byte(rid, self._clock.now_ns())
         tail = _DONE
+            outputs = []
         if self._envelope.include_usage and not any(choice.failure for choice in self._intake.choices):
             usage = usage_of(self._intake.choices, self._intake.choices_per_prompt)
             tail = _event(self._envelope.usage_event(usage)) + _DONE
@@ -191,7 +214,7 @@ class GenerationResponse(Response):
             choice = self._choices[output.rid]
             delta = choice.push(output)
             if choice.failure is not None:
-                events.append(_event(_failure(choice).body()))
+                events.append(_event(_failure(*choice.failure).body()))
             elif delta is not None:
                 if self._envelope.is_chat and output.rid not in greeted:
                     greeted.add(output.rid)
@@ -216,9 +239,10 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _failure(choice: Choice) -> ApiError:
+def _failure(finish: FinishReason, detail: str) -> ApiError:
     """The error of a choice that the engine ended without a result."""
-    finish, detail = choice.failure or (FinishReason.ERROR, "")
+    if finish is FinishReason.REFUSED and detail in TURNED_AWAY:
+        return turned_away(Cause(detail))
     if finish is FinishReason.REFUSED:
         return from_refusal(RequestRefused(RefusalCause.NEVER_FITS, detail or "the request can never fit"))
     if finish is FinishReason.ABORT:

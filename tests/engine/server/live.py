@@ -137,6 +137,8 @@ class LiveServer:
             engine_thread=self.thread,
             tokenizer=self.tokenizer,
             model=ServedModel(info.model, info.max_context_tokens, info.vocab_size),
+            queue_timeout_s=config.server.queue_timeout_s,
+            displaces=config.scheduler.enable_priority_scheduling,
             config=config.server,
             observer=self.observer,
             routers=routers,
