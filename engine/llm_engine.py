@@ -182,9 +182,9 @@ class LLMEngine:
     def is_dead(self) -> bool:
         return self._dead is not None
 
-    def snapshot(self) -> SchedulerSnapshot:
-        """State between two steps, immutable."""
-        return self.scheduler.snapshot()
+    def snapshot(self, *, order_from: int = 0) -> SchedulerSnapshot:
+        """State between two steps, immutable. Its sample of an indexed order begins at position `order_from`."""
+        return self.scheduler.snapshot(order_from=order_from)
 
     def condemn(self, error: Exception) -> None:
         """End the engine at its next step, which raises `error`: something found it wrong between two steps."""

@@ -274,6 +274,19 @@ CATALOG: Final[tuple[Law, ...]] = (
         "Idle steps with a queue that is not empty: a latched flag, a request that can never fit, a lost wake-up.",
         properties=("CHK-PROGRESS",),
     ),
+    Law(
+        "INV-INDEX-01",
+        "A waiting request's place in the order is the one that a full match would give it.",
+        2,
+        Group.INDEX,
+        "O(sample x depth) per audit, with a sample of 64",
+        "under lpm, shortest-prefill-first and dfs-weight with incremental_order, for requests that nothing happened "
+        "to since the last ordering; each audit takes the next stretch of the queue, so a queue that stands is covered "
+        "after waiting / 63 audits",
+        "The index has a match end elsewhere than a walk of all keys does (a prefix that became cached, or an "
+        "eviction, that it was not told of), the order went by another number of cached tokens, or two neighbours "
+        "stand against the policy's key.",
+    ),
 )
 
 LAWS: Final[dict[str, Law]] = {law.id: law for law in CATALOG}

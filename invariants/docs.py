@@ -46,6 +46,7 @@ _TITLES: Final = {
     Group.LOCK: "What a request holds",
     Group.PAGE: "Pages",
     Group.STEP: "Steps and lives",
+    Group.INDEX: "The waiting order",
 }
 
 

@@ -65,6 +65,7 @@ class CoreRun:
         self._chains: dict[str, bytes] = {}
         self._end_token = end_token
         self._after_step = after_step
+        self._order_from = 0
         self.now_ns = 0
         self.steps = 0
         publisher = self.scheduler.publisher
@@ -133,7 +134,9 @@ class CoreRun:
         self.scheduler.apply(plan, StepOutcome(plan.step, rows, times, fail and plan.kind is not StepKind.IDLE))
         self.scheduler.complete(times)
         if self._after_step is not None:
-            self._after_step(self.scheduler.snapshot())
+            snapshot = self.scheduler.snapshot(order_from=self._order_from)
+            self._order_from = snapshot.order.next_start if snapshot.order is not None else 0
+            self._after_step(snapshot)
         return plan
 
     def run(self, max_steps: int = 10_000) -> int:

@@ -58,6 +58,47 @@ class WaitingView(msgspec.Struct, frozen=True):
     times_passed_over: int
 
 
+class OrderView(msgspec.Struct, frozen=True, kw_only=True):
+    """One waiting request as the indexed order has it, and what a match of all its keys says now.
+
+    position             in the queue, from 0
+    matched_len          cached tokens by which it was ordered
+    put_back             whether the in-batch rule put it back
+    node, pages          where the index has its match end
+    match_node, match_pages  where it does end; None: inside a node
+    path                 dfs-weight: (requests that the last pass found below, rank among siblings) of each node down to
+                         its own; empty elsewhere
+    """
+
+    rid: str
+    position: int
+    prompt_len: int
+    output_len: int
+    entry_seq: int
+    matched_len: int
+    head32_key: int | None
+    put_back: bool
+    node: int
+    pages: int
+    match_node: int | None
+    match_pages: int
+    path: tuple[tuple[int, int], ...] = ()
+
+
+class OrderSample(msgspec.Struct, frozen=True):
+    """A stretch of the queue under an order that is kept up to date by what changed.
+
+    start       position of the stretch's first request
+    next_start  where the next sample is to begin, so that samples reach everyone
+    settled     those of the stretch whose place nothing can have changed since the last pass, in queue order
+    """
+
+    policy: str
+    start: int
+    next_start: int
+    settled: tuple[OrderView, ...]
+
+
 class RequestView(msgspec.Struct, frozen=True):
     """One live request."""
 
@@ -73,7 +114,7 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 class SchedulerSnapshot(msgspec.Struct, frozen=True):
-    """Scheduler state between two steps."""
+    """Scheduler state between two steps. `order` is None when the order is not an indexed one."""
 
     step: int
     waiting: tuple[WaitingView, ...]
@@ -83,3 +124,4 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True):
     batch_is_full: bool
     new_token_ratio: float
     kv: KvSnapshot
+    order: OrderSample | None = None

@@ -12,15 +12,16 @@ Equal, request by request and eviction by eviction, to matching and stably sorti
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from engine.config import Policy
 from engine.kvcache.radix_cache import RadixCache
 from engine.request import Request
+from engine.scheduler.entry_queue import EntryQueue
 from engine.scheduler.policies import Ordering, OrderInputs
 from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
-from engine.scheduler.prefix_index import STOOD, Entry, PrefixIndex
+from engine.scheduler.prefix_index import STOOD, Entry
 
 #: Above this share of the queue moving at once, sorting anew is cheaper than moving one by one.
 _REBUILD_SHARE: Final = 8
@@ -38,16 +39,14 @@ class _ColdGroup:
         self.first: Entry | None = None
 
 
-class IndexedQueue:
+class IndexedQueue(EntryQueue):
     """The waiting queue under lpm or shortest-prefill-first."""
 
     def __init__(self, policy: Policy, tree: RadixCache) -> None:
         assert policy in {Policy.LPM, Policy.SHORTEST_PREFILL_FIRST}, f"not an order by static keys: {policy}"
+        super().__init__(tree, lambda entry: (0, entry.key, entry.label))
         self._policy = policy
-        self._index = PrefixIndex(tree, lambda entry: (0, entry.key, entry.label))
-        self._entries: dict[str, Entry] = {}
         self._order: list[tuple[tuple[int, ...], int, str]] = []
-        self._arrivals: dict[str, Entry] = {}
         self._cold: dict[int, _ColdGroup] = {}
         self._headless: dict[int, None] = {}
         self._displaced: dict[str, Entry] = {}
@@ -56,29 +55,19 @@ class IndexedQueue:
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        entry = Entry(request)
-        self._entries[request.rid] = entry
-        self._arrivals[request.rid] = entry
+    def _leave_order(self, entry: Entry, *, is_arrival: bool) -> None:
+        self._leave_cold(entry)
+        if not is_arrival:
+            del self._order[bisect_left(self._order, (entry.key, entry.label))]
 
-    def remove(self, rids: Iterable[str]) -> None:
-        for rid in rids:
-            entry = self._entries.pop(rid, None)
-            if entry is None:
-                continue
-            self._leave_cold(entry)
-            self._index.leave(entry)
-            if self._arrivals.pop(rid, None) is None:
-                del self._order[bisect_left(self._order, (entry.key, entry.label))]
+    def _stands(self, entry: Entry) -> bool:
+        return entry.cold_head not in self._headless and entry.request.rid not in self._displaced
 
     def __iter__(self) -> Iterator[Request]:
         for _, _, rid in self._order:
             yield self._entries[rid].request
         for entry in self._arrivals.values():
             yield entry.request
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     # -- one pass --------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,10 @@ class PrefixIndex:
             self._last_place[node.node_id] = last
         return max(node.stamp, (self._tick, last, 0))
 
+    def is_pending(self, rid: str) -> bool:
+        """Whether the request's match is to be walked again in the next pass."""
+        return rid in self._pending
+
     # -- called by the queue ---------------------------------------------------------------------------------------
 
     def begin_pass(self) -> list[Entry]:

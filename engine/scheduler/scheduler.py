@@ -23,7 +23,9 @@ from engine.scheduler.accounting import ReferenceAccounting
 from engine.scheduler.commit import apply_outcome, commit_plan, drop_ended, finish
 from engine.scheduler.decision import Guard
 from engine.scheduler.delays import shape_of
+from engine.scheduler.entry_queue import EntryQueue
 from engine.scheduler.exact import ExactAccounting
+from engine.scheduler.order_sample import sample_order
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.planner import plan_step
 from engine.scheduler.policies import OrderInputs
@@ -272,9 +274,15 @@ class Scheduler:
 
     # -- pictures --------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> SchedulerSnapshot:
-        """State between two steps as one immutable value."""
+    def snapshot(self, *, order_from: int = 0) -> SchedulerSnapshot:
+        """State between two steps as one immutable value; its sample of the order begins at position `order_from`."""
         state = self.state
+        waiting = list(state.waiting)
+        order = None
+        if isinstance(state.waiting, EntryQueue):
+            order = sample_order(
+                state.waiting, waiting, self.kv.tree, policy=state.config.schedule_policy, start=order_from
+            )
         return SchedulerSnapshot(
             step=state.step,
             waiting=tuple(
@@ -287,7 +295,7 @@ class Scheduler:
                     r.num_retractions,
                     state.overtakes.count(r),
                 )
-                for position, r in enumerate(state.waiting)
+                for position, r in enumerate(waiting)
             ),
             running=tuple(request.rid for request in state.live_running),
             continuation=state.continuation.rid if state.continuation is not None else None,
@@ -308,6 +316,7 @@ class Scheduler:
             batch_is_full=state.full,
             new_token_ratio=state.ratio,
             kv=self.kv.snapshot(),
+            order=order,
         )
 
 

@@ -7,14 +7,16 @@ ties in the order children were added, a node's own requests after its subtrees.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from engine.config import Policy
 from engine.kvcache.radix_cache import Node, RadixCache
 from engine.request import Request
+from engine.scheduler.entry_queue import EntryQueue
 from engine.scheduler.policies import Ordering, OrderInputs
 from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
-from engine.scheduler.prefix_index import Entry, Place, PrefixIndex
+from engine.scheduler.prefix_index import Entry, Place
 
 
 class _Home:
@@ -27,35 +29,35 @@ class _Home:
         self.entries: dict[str, Entry] = {}
 
 
-class WeightQueue:
+class WeightQueue(EntryQueue):
     """The waiting queue under dfs-weight."""
 
     def __init__(self, tree: RadixCache) -> None:
-        self._tree = tree
-        self._index = PrefixIndex(tree, self._standing)
-        self._entries: dict[str, Entry] = {}
-        self._arrivals: dict[str, Entry] = {}
+        super().__init__(tree, self._standing)
         self._homes: dict[int, _Home] = {}
         #: node id -> place of that home in the walk, as of the last pass, and of the one before.
         self._walk_order: dict[int, int] = {}
         self._order_before: dict[int, int] = {}
         self._labels = 0
+        #: Homes of those who left since the last pass, which weighed them still.
+        self._left: list[Node] = []
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        entry = Entry(request)
-        self._entries[request.rid] = entry
-        self._arrivals[request.rid] = entry
+    def _leave_order(self, entry: Entry, *, is_arrival: bool) -> None:
+        if not is_arrival:
+            self._left.append(self._homes[entry.key[0]].node)
+            self._leave_home(entry)
 
-    def remove(self, rids: Iterable[str]) -> None:
-        for rid in rids:
-            entry = self._entries.pop(rid, None)
-            if entry is None:
-                continue
-            self._index.leave(entry)
-            if self._arrivals.pop(rid, None) is None:
-                self._leave_home(entry)
+    def weights(self) -> Callable[[Node], int]:
+        weights: Counter[int] = Counter()
+        counts = [(home.node, len(home.entries)) for home in self._homes.values()]
+        for home, count in [*counts, *((node, 1) for node in self._left)]:
+            node: Node | None = home
+            while node is not None:
+                weights[node.node_id] += count
+                node = node.parent
+        return lambda node: weights[node.node_id]
 
     def __iter__(self) -> Iterator[Request]:
         for node_id in self._walk_order:
@@ -65,9 +67,6 @@ class WeightQueue:
                     yield entry.request
         for entry in self._arrivals.values():
             yield entry.request
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     # -- one pass --------------------------------------------------------------------------------------------------
 
@@ -84,6 +83,7 @@ class WeightQueue:
             pages_of = {rid: entry.pages for rid, entry in self._entries.items()}
         self._move(walked)
         self._walk_order = self._walk()
+        self._left.clear()
         if not inputs.keep_record:
             return Ordering(Policy.DFS_WEIGHT, (), (), ())
         requests = list(self)

@@ -9,10 +9,10 @@ import pytest
 from engine.events import AdmissionDecided, AnyEvent, PagesMoved, RequestTransitioned, StepPlanned
 from invariants import CATALOG, InvariantChecker, InvariantViolation, Violation
 from tests.builders import CoreRun, Tap
-from tests.sabotage import cache_faults, engine_faults, event_faults
+from tests.sabotage import cache_faults, engine_faults, event_faults, index_faults
 from tests.sabotage.scenario import FAULTS, PROGRESS_STEPS, Fault, config, run_with, workload
 
-MODULES = (cache_faults, engine_faults, event_faults)  # imported for the faults they register
+MODULES = (cache_faults, engine_faults, event_faults, index_faults)  # imported for the faults they register
 
 
 def fault_id(fault: Fault) -> str:
