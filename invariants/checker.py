@@ -89,6 +89,9 @@ class InvariantChecker:
         self._evidence: deque[AnyEvent] = deque(maxlen=EVIDENCE_EVENTS)
         self._books: Shadow | None = None
         self._last: AnyEvent | None = None
+        #: First event of the engine's life, and the snapshot that the latest audit looked at.
+        self.started: EngineStarted | None = None
+        self.audited: SchedulerSnapshot | None = None
         self._audit_step: int | None = None
         self._handlers: dict[type, Callable[[Shadow, Any], None]] = {
             RequestArrived: self._on_arrival,
@@ -130,6 +133,7 @@ class InvariantChecker:
             return False
         started = self._time_ns() if self._time_ns is not None else 0
         self._audit_step = snapshot.step
+        self.audited = snapshot
         try:
             parts = tuple(part for part, every in self._audit_every.items() if self.audits % every == 0)
             self.audits += 1
@@ -159,6 +163,12 @@ class InvariantChecker:
     @property
     def total_violations(self) -> int:
         return sum(self.violations_by_id.values())
+
+    @property
+    def laws_by_mode(self) -> dict[str, int]:
+        """How many laws are in each mode."""
+        modes = list(self._modes.values())
+        return {mode: modes.count(mode) for mode in MODES}
 
     def mode_of(self, law: str) -> OnViolation:
         """What a violation of `law` does."""
@@ -203,6 +213,7 @@ class InvariantChecker:
         self._evidence.append(event)
         if type(event) is EngineStarted:
             self._books = Shadow(event)
+            self.started = event
             return
         last, books = self._last, self._books
         if books is None:

@@ -8,7 +8,7 @@ events, folded refusals, and the running hash at every checkpoint. No model, no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,27 +40,29 @@ _INPUTS: Final = (RequestArrived, AbortRequested, StepPlanned, StepCompleted, En
 _EVENTS: Final = msgspec.json.Decoder(AnyEvent)
 
 
-class _Diverged(Exception):
+class Diverged(Exception):
+    """The replay left the record."""
+
     def __init__(self, divergence: Divergence) -> None:
         super().__init__(divergence.why)
         self.divergence = divergence
 
 
-class _RecordEnds(Exception):
-    """The journal has no further line, or lacks events from here on."""
+class RecordEnds(Exception):
+    """The journal has no further line, or lacks events from here on; or a listener has seen enough."""
 
 
 def replay(path: Path) -> ReplayReport:
     """Run the journal at `path` again. Raises JournalError when it cannot be read or configured."""
     reader = JournalReader(path)
-    tape = _Tape(reader)
+    tape = Tape(reader)
     tape.skip_headers()
     entry = tape.peek()
     if entry is None or not isinstance(entry[1], EngineStarted):
         raise JournalError(f"{path}: a replay needs the engine's first event, EngineStarted; this begins later")
-    comparer = _Comparer(tape)
-    driver = _Driver(entry[1], comparer, path)
-    divergence = _run(tape, driver, comparer)
+    comparer = Comparer(tape)
+    driver = Driver(entry[1], comparer, path)
+    divergence = run_tape(tape, driver, comparer)
     unchecked, missing = 0, comparer.missing
     if divergence is None and missing is None:
         unchecked, missing = tape.unchecked()
@@ -77,30 +79,30 @@ def replay(path: Path) -> ReplayReport:
     )
 
 
-def _run(tape: _Tape, driver: _Driver, comparer: _Comparer) -> Divergence | None:
+def run_tape(tape: Tape, driver: Driver, comparer: Comparer) -> Divergence | None:
     """Feed input after input until the record ends or the replay leaves it."""
     try:
         while (found := tape.next_input()) is not None:
             line, event = found
             try:
                 driver.feed(event)
-            except (_Diverged, _RecordEnds, JournalError):
+            except (Diverged, RecordEnds, JournalError):
                 raise
             except Exception as error:  # an altered input can break the scheduler anywhere: that is the finding
                 why = f"the scheduler fails on the recorded input: {type(error).__name__}: {error}"
-                raise _Diverged(difference(line, b"", why)) from error
+                raise Diverged(difference(line, b"", why)) from error
             if tape.holds(line):
                 why = f"the journal has a {type(event).__name__} here that the replay does not produce"
-                raise _Diverged(difference(line, b"", why))
+                raise Diverged(difference(line, b"", why))
             comparer.settle()
-    except _Diverged as error:
+    except Diverged as error:
         return error.divergence
-    except _RecordEnds:
+    except RecordEnds:
         pass
     return None
 
 
-class _Tape:
+class Tape:
     """The journal's lines with look-ahead: the `now` of a step stands behind the decisions it led to."""
 
     def __init__(self, reader: JournalReader) -> None:
@@ -164,15 +166,15 @@ def _decode(raw: bytes) -> Entry:
     return record
 
 
-class _Driver:
+class Driver:
     """Feeds recorded inputs to a fresh scheduler. `LLMEngine.step` makes the same calls around an executor."""
 
-    def __init__(self, started: EngineStarted, comparer: _Comparer, path: Path) -> None:
-        self._scheduler = Scheduler(_config(started, path), num_pages=started.num_pages, sink=comparer)
+    def __init__(self, started: EngineStarted, comparer: Comparer, path: Path) -> None:
+        self.scheduler = Scheduler(_config(started, path), num_pages=started.num_pages, sink=comparer)
         self.steps = 0
 
     def feed(self, event: AnyEvent) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         match event:
             case RequestArrived():
                 scheduler.add(_arrival(event), event.t_ns)
@@ -229,11 +231,15 @@ def _arrival(event: RequestArrived) -> Arrival:
     )
 
 
-class _Comparer:
-    """The sink of the replayed scheduler: folds and hashes as the journal did, and compares line by line."""
+class Comparer:
+    """The sink of the replayed scheduler: folds and hashes as the journal did, and compares line by line.
 
-    def __init__(self, tape: _Tape) -> None:
+    listener  told of each event once it is known to be the recorded one, folded refusals included
+    """
+
+    def __init__(self, tape: Tape, listener: Callable[[AnyEvent], None] | None = None) -> None:
         self._tape = tape
+        self._listener = listener
         self._encoder = msgspec.json.Encoder()
         self._folder = RefusalFolder()
         self.hash = EventHash()
@@ -243,7 +249,7 @@ class _Comparer:
     def emit(self, event: AnyEvent) -> None:
         self.settle()
         if self._tape.peek() is None:
-            raise _RecordEnds
+            raise RecordEnds
         encoded = self._encoder.encode(event)
         folded, written = self._folder.push(event)
         if folded is not None:
@@ -252,6 +258,8 @@ class _Comparer:
             self._expect(encoded, type(event).__name__)
         if not isinstance(event, ResponseSent):
             self.hash.add(encoded)
+        if self._listener is not None:
+            self._listener(event)
 
     def settle(self) -> None:
         """Take what stands between two events: headers of segments, holes, checkpoints and the folds before them."""
@@ -262,7 +270,7 @@ class _Comparer:
         match entry:
             case (_, EventsMissingRecord() as missing) if folds == 0:
                 self.missing = missing
-                raise _RecordEnds
+                raise RecordEnds
             case (line, CheckpointRecord() as checkpoint) if checkpoint.events <= self.hash.events:
                 self._check(line, checkpoint)
                 self.settle()
@@ -273,20 +281,20 @@ class _Comparer:
         ahead = self._tape.peek()
         assert ahead is not None, "the checkpoint was seen ahead"
         if ahead[0] is not line:
-            raise _Diverged(difference(ahead[0], b"", "the journal counts refusals that the replay does not make"))
+            raise Diverged(difference(ahead[0], b"", "the journal counts refusals that the replay does not make"))
         replayed = checkpoint.model_copy(update={"events": self.hash.events, "hash": self.hash.hexdigest()})
         if replayed != checkpoint:
-            raise _Diverged(difference(line, encode(replayed), "the running hash differs: a folded refusal changed"))
+            raise Diverged(difference(line, encode(replayed), "the running hash differs: a folded refusal changed"))
         self.checkpoints += 1
         self._tape.pop()
 
     def _expect(self, replayed: bytes, what: str) -> None:
         entry = self._tape.peek()
         if entry is None:
-            raise _RecordEnds
+            raise RecordEnds
         line, _ = entry
         if line.raw != replayed:
-            raise _Diverged(difference(line, replayed, f"the replay's {what} differs from the record"))
+            raise Diverged(difference(line, replayed, f"the replay's {what} differs from the record"))
         self._tape.pop()
 
 
