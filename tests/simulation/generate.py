@@ -36,7 +36,7 @@ _EPISODES = (
 def scenario_of(seed: int, steps: int) -> Scenario:
     """The scenario of a seed; the same in every process."""
     rng = Random(seed)
-    config = draw_config(rng)
+    config = draw_config(rng, seed)
     falls = rng.random() < 0.04
     writer = _Writer(rng, config["cache"]["page_size"] * config["cache"]["num_pages"], falls=falls)
     step = 0

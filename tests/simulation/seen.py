@@ -48,6 +48,7 @@ class Seen:
                     raw["guard", guard] += 1
                 if event.pass_end is not None:
                     raw["pass", event.pass_end.stop, event.pass_end.stopped_by] += 1
+                    raw["reason", event.pass_end.stopped_by] += 1
             case StepCompleted():
                 if event.failed:
                     raw["failed", event.kind] += 1
