@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve bench-scheduler conformance arch docs clean
+.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve bench-scheduler conformance sim arch docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -93,6 +93,12 @@ bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draw
 
 conformance: $(STAMP)  ## every recorded decision of the reference (DIR=folder of further cases)
 	$(BIN)/python -m tests.conformance.run $(DIR)
+
+# SEEDS seeds; STEPS steps with arrivals and faults each, then until nothing is left.
+SEEDS ?= 200
+STEPS ?= 300
+sim: $(STAMP)  ## whole engines by seed, under bursts, aborts, faults (SEEDS=2000 STEPS=2000 ARGS="--coverage")
+	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --steps $(STEPS) $(ARGS)
 
 arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
 	$(BIN)/lint-imports --no-logo
