@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from engine.errors import LawBroken
@@ -30,13 +31,13 @@ class KvLease:
 
     __slots__ = ("_pages", "count", "node", "rid", "row", "shared")
 
-    def __init__(self, rid: str, row: int, node: Node, pages: Pages) -> None:
+    def __init__(self, rid: str, row: int, node: Node, table: Pages, shared: int) -> None:
         self.rid = rid
         self.row = row
         self.node = node
-        self._pages = pages
-        self.count = len(pages)
-        self.shared = len(pages)
+        self._pages = table
+        self.count = shared
+        self.shared = shared
 
     @property
     def pages(self) -> Pages:
@@ -57,11 +58,20 @@ class KvLease:
         self._pages[start : start + len(pages)] = pages
 
 
-class PathCost(NamedTuple):
+class PathCost(msgspec.Struct, frozen=True, gc=False):
     """Evictable pages a lock on this match would protect, and (node, pages of it held) to remember within the pass."""
 
     pages: int
     depths: tuple[tuple[int, int], ...]
+
+
+def _write_path(node: Node, table: Pages) -> None:
+    """Fill `table`, as long as the path, with the pages from the root down to `node`."""
+    end = len(table)
+    while node.parent is not None:
+        start = end - len(node.pages)
+        table[start:end] = node.pages
+        node, end = node.parent, start
 
 
 class KvCache:
@@ -141,12 +151,18 @@ class KvCache:
 
     def acquire(self, rid: str, keys: Keys) -> KvLease:
         """Open a lease on the cached prefix `keys`, whose end is a node boundary: take a row, lock the path."""
+        node = self.tree.find(keys) if self.enable_radix else self.tree.root
+        return self.acquire_at(rid, node, len(keys))
+
+    def acquire_at(self, rid: str, node: Node, pages: int, *, room: int = 0) -> KvLease:
+        """`acquire` on the path of `pages` pages that ends at `node`, with a page table of at least `room` places."""
         if rid in self.leases:
             raise LawBroken(f"request {rid} holds a lease already")
-        node = self.tree.find(keys) if self.enable_radix else self.tree.root
         row = self._free_rows.pop()
         self.tree.lock(node, rid)
-        lease = KvLease(rid, row, node, self._path_pages(node))
+        table = np.empty(max(pages, room), dtype=np.int32)
+        _write_path(node, table[:pages])
+        lease = KvLease(rid, row, node, table, pages)
         self.leases[rid] = lease
         return lease
 
@@ -198,23 +214,14 @@ class KvCache:
             self.tree.lock(bottom, lease.rid, above=lease.node)
         if present > lease.shared:
             duplicates = lease.pages[lease.shared : present].copy()
-            path = self._path_pages(leaf)
+            path = np.empty(count, dtype=np.int32)
+            _write_path(leaf, path)
             lease.adopt(lease.shared, path[lease.shared : present])
             self.pool.move(duplicates, PageState.PRIVATE, PageState.FREE, owner=NO_OWNER, cause="duplicate")
         lease.shared = max(lease.shared, count)
         if split_at is not None and 0 < split_at < count:
             self.tree.split_at(keys[:split_at])
         return leaf
-
-    @staticmethod
-    def _path_pages(node: Node) -> Pages:
-        parts: list[Pages] = []
-        while node.parent is not None:
-            parts.append(node.pages)
-            node = node.parent
-        if len(parts) == 1:
-            return parts[0].copy()  # a lease writes to its table
-        return np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.int32)
 
     # -- pictures --------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 
 from engine.errors import LawBroken
@@ -58,7 +59,7 @@ class TreeListener(Protocol):
         ...
 
 
-class Match(NamedTuple):
+class Match(msgspec.Struct, frozen=True, gc=False):
     """A read-only match: nodes from below the root, how many pages of the last one are used, pages in all.
 
     Valid until the next write to the tree.
@@ -69,15 +70,14 @@ class Match(NamedTuple):
     pages: int
 
 
-def _common(left: Keys, right: Keys) -> int:
-    """Length of the common prefix of two key arrays."""
-    count = min(len(left), len(right))
-    if count == 0:
-        return 0
-    left, right = left[:count], right[:count]
-    if count <= _SHORT_KEYS and left.tobytes() == right.tobytes():
+def _common(run: Keys, keys: Keys) -> int:
+    """Length of the common prefix of a node's keys and as many keys of a path, or fewer where the path ends."""
+    count = len(keys)
+    if count < len(run):
+        run = run[:count]
+    if count <= _SHORT_KEYS and run.tobytes() == keys.tobytes():
         return count  # the usual end of a comparison, at a fraction of what arrays take to find it
-    differs = left != right
+    differs = run != keys
     first = int(differs.argmax())
     return first if differs[first] else count
 
@@ -106,10 +106,10 @@ class RadixCache:
         path: list[Node] = []
         node, done, used = self.root, 0, 0
         while done < len(keys):
-            child = node.children.get(int(keys[done]))
+            child = node.children.get(keys.item(done))
             if child is None:
                 break
-            used = _common(child.keys, keys[done:])
+            used = _common(child.keys, keys[done : done + len(child.keys)])
             path.append(child)
             done += used
             if used < len(child.keys):
@@ -138,11 +138,11 @@ class RadixCache:
     def walk(self, keys: Keys, node: Node, done: int, stamp: Stamp, split_stamp: Stamp | None) -> tuple[Node, int]:
         """`touch` from `node`, which ends `done` pages into `keys`; a split is stamped later than `stamp`."""
         while done < len(keys):
-            child = node.children.get(int(keys[done]))
+            child = node.children.get(keys.item(done))
             if child is None:
                 break
             child.stamp = stamp
-            used = _common(child.keys, keys[done:])
+            used = _common(child.keys, keys[done : done + len(child.keys)])
             done += used
             if used < len(child.keys):
                 return self._split(child, used, split_stamp), done
@@ -158,11 +158,11 @@ class RadixCache:
         stamp = (self._tick(),)
         node, done = self.root, 0
         while done < len(keys):
-            child = node.children.get(int(keys[done]))
+            child = node.children.get(keys.item(done))
             if child is None:
                 break
             child.stamp = stamp
-            used = _common(child.keys, keys[done:])
+            used = _common(child.keys, keys[done : done + len(child.keys)])
             done += used
             node = child
             if used < len(child.keys):

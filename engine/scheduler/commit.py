@@ -7,9 +7,11 @@ applied. Any failure after the first write is a bug, and the engine marks itself
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from engine.errors import LawBroken, StalePlan
 from engine.events import StepPlanned
+from engine.kvcache.radix_cache import Node
 from engine.request import Cause, FinishReason, Request, RequestState
 from engine.scheduler.decision import Guard
 from engine.scheduler.plan import OutcomeRow, PrefillRow, Retraction, StepKind, StepOutcome, StepPlan
@@ -17,6 +19,8 @@ from engine.scheduler.publisher import Publisher
 from engine.scheduler.retraction import RETRACT_DECODE_STEPS, needed_pages
 from engine.scheduler.state import SchedulerState
 
+#: Places beyond its prompt that the page table of an admitted request starts with.
+_SPARE_PAGES: Final = 8
 _FINISH_CAUSES = {
     FinishReason.STOP: Cause.STOP,
     FinishReason.LENGTH: Cause.LENGTH,
@@ -69,17 +73,24 @@ def _touch_and_preempt(state: SchedulerState, plan: StepPlan, publisher: Publish
     A member may match a prefix that only its victim locked: evicting at once, as the reference does, would take it
     from under the plan.
     """
-    if state.kv.enable_radix:
+    kv = state.kv
+    ends: dict[str, tuple[Node, int]] = {}
+    if kv.enable_radix:
         for rid, pages in plan.touches:
-            state.kv.tree.touch(state.requests[rid].keys.first(pages))
+            ends[rid] = kv.tree.touch(state.requests[rid].keys.first(pages))
     rows = {rid: _let_go(state, state.requests[rid]) for rid in plan.preempted}
     for row in plan.prefills:
         request = state.requests[row.rid]
-        if request.state is RequestState.WAITING:
-            keys = request.keys.first(row.prefix_len // state.kv.page_size)
-            request.lease = state.kv.acquire(request.rid, keys)
+        if request.state is not RequestState.WAITING:
+            continue
+        # Nothing but splits has changed the tree since its touch, and a split leaves a node's end where it is.
+        node, pages = ends[row.rid] if kv.enable_radix else (kv.tree.root, 0)
+        if pages * kv.page_size != row.prefix_len:
+            raise LawBroken(f"member {row.rid}: planned on {row.prefix_len} cached tokens, {pages} pages match")
+        table_pages = kv.pages_ceil(request.seq_len) + _SPARE_PAGES
+        request.lease = kv.acquire_at(row.rid, node, pages, room=table_pages)
     running = len(state.running)
-    for gone in range(1, len(rows) + 1):
+    for gone in range(1, len(rows) + 1) if state.accounting.evicts_spare else ():
         room = state.kv.pages_ceil(RETRACT_DECODE_STEPS * (running - gone))
         state.evicted_in_step += state.kv.evict_until_free(room)
     if rows:
@@ -126,10 +137,7 @@ def _commit_prefill(state: SchedulerState, plan: StepPlan, publisher: Publisher)
     """Evict, then claim. Every matched prefix is locked by now: a claim cannot evict another member's."""
     kv = state.kv
     members = [state.requests[row.rid] for row in plan.prefills]
-    tokens = sum(row.extend_len for row in plan.prefills)
-    if kv.page_size > 1:
-        tokens += len(members) * kv.page_size
-    state.evicted_in_step += kv.evict_until_free(kv.pages_ceil(tokens))
+    state.evicted_in_step += kv.evict_until_free(_pages_to_free(state, plan, members))
     for row, request in zip(plan.prefills, members, strict=True):
         assert request.lease is not None, f"member {request.rid} has no lease"
         kv.extend(request.lease, row.extend_end)
@@ -137,7 +145,7 @@ def _commit_prefill(state: SchedulerState, plan: StepPlan, publisher: Publisher)
     _leave_queue(state, members)
     state.continuation = state.requests[plan.continuation_after] if plan.continuation_after is not None else None
     extend_tokens = sum(row.extend_len for row in plan.prefills)
-    if plan.mixed_tested:
+    if plan.mixed_tested and state.accounting.evicts_spare:
         state.evicted_in_step += kv.evict_until_free(needed_pages(state.running, kv.page_size))
     state.last_prefill = members
     if plan.decodes:
@@ -147,6 +155,18 @@ def _commit_prefill(state: SchedulerState, plan: StepPlan, publisher: Publisher)
         state.running = []
     state.last_extend_tokens = extend_tokens
     state.processed_tokens += extend_tokens
+
+
+def _pages_to_free(state: SchedulerState, plan: StepPlan, members: list[Request]) -> int:
+    """Pages to have free before the members claim: what they lack, or the reference's sum, a page more for each."""
+    kv = state.kv
+    if not state.accounting.evicts_spare:
+        held = sum(request.lease.count for request in members if request.lease is not None)
+        return sum(kv.pages_ceil(row.extend_end) for row in plan.prefills) - held
+    tokens = sum(row.extend_len for row in plan.prefills)
+    if kv.page_size > 1:
+        tokens += len(members) * kv.page_size
+    return kv.pages_ceil(tokens)
 
 
 def _admit(request: Request, row: PrefillRow, publisher: Publisher) -> None:
@@ -168,7 +188,8 @@ def _leave_queue(state: SchedulerState, members: list[Request]) -> None:
 
 def _claim_decode(state: SchedulerState, rows: list[Request]) -> None:
     kv = state.kv
-    state.evicted_in_step += kv.evict_until_free(len(rows))
+    pages = len(rows) if state.accounting.evicts_spare else needed_pages(rows, kv.page_size)
+    state.evicted_in_step += kv.evict_until_free(pages)
     for request in rows:
         assert request.lease is not None, f"running request {request.rid} has no lease"
         kv.extend(request.lease, request.computed_len + 1)
@@ -185,7 +206,8 @@ def _commit_decode(state: SchedulerState, plan: StepPlan, publisher: Publisher) 
             continue
         retract(state, request, publisher)
         left = len(plan.decodes) + len(plan.retractions) - index - 1
-        state.evicted_in_step += kv.evict_until_free(kv.pages_ceil(RETRACT_DECODE_STEPS * left))
+        if state.accounting.evicts_spare:
+            state.evicted_in_step += kv.evict_until_free(kv.pages_ceil(RETRACT_DECODE_STEPS * left))
         state.evicted_in_step += kv.evict_until_free(needed_pages(state.running, kv.page_size))
     if plan.retractions:
         state.running = [state.requests[rid] for rid in plan.decodes]

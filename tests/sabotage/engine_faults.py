@@ -145,7 +145,7 @@ def double_charge(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
 @breaks("INV-BUDGET-03", "a pinned prefix that is not charged")
 def pin_forgotten(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
     original = KvCache.path_cost
-    patch.setattr(KvCache, "path_cost", lambda self, *args: original(self, *args)._replace(pages=0))
+    patch.setattr(KvCache, "path_cost", lambda self, *args: replace(original(self, *args), pages=0))
 
 
 @breaks("INV-BUDGET-03", "a refusal that is charged")

@@ -149,11 +149,15 @@ class LeaseMachine(RuleBasedStateMachine):
             private = lease.pages[lease.shared :].tolist()
             owned += private
             assert all((states[p], owner_of[p]) == (PageState.PRIVATE, lease.row) for p in private)
-            path = [] if not self.radix else self.kv._path_pages(lease.node).tolist()
+            path: list[int] = []
+            node: Node | None = lease.node
+            while node is not None:
+                path = node.pages.tolist() + path
+                node = node.parent
             assert lease.pages[: lease.shared].tolist() == path[: lease.shared]
             assert len(path) == lease.shared
-        for node in self.kv.tree.nodes():
-            owned += node.pages.tolist()
+        for cached in self.kv.tree.nodes():
+            owned += cached.pages.tolist()
         assert sorted(owned) == list(range(PAGES))
 
     @invariant()
