@@ -6,44 +6,11 @@ test fails when a law has no sabotage that trips it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-
-class Group(StrEnum):
-    """Families of laws (`invariant_checks_total{group}`)."""
-
-    CHUNK = "chunk"
-    BUDGET = "budget"
-    LOCK = "lock"
-    PAGE = "page"
-    STEP = "step"
-    INDEX = "index"
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """One law.
-
-    tier     1: per event, on shadow counters; 2: also recounted by the audit of a whole snapshot
-    cost     what one check grows with
-    applies  configuration under which the law holds
-    fails    what a violation looks like and what usually causes it
-    properties  what a user relies on, of `invariants.properties`, that this law guards
-    """
-
-    id: str
-    sentence: str
-    tier: int
-    group: Group
-    cost: str
-    applies: str
-    fails: str
-    properties: tuple[str, ...] = ()
-
-
-_ALWAYS: Final = "always"
+from invariants.catalog_watch import WATCH_LAWS
+from invariants.law import ALWAYS as _ALWAYS
+from invariants.law import Group, Law
 
 CATALOG: Final[tuple[Law, ...]] = (
     Law(
@@ -287,6 +254,9 @@ CATALOG: Final[tuple[Law, ...]] = (
         "eviction, that it was not told of), the order went by another number of cached tokens, or two neighbours "
         "stand against the policy's key.",
     ),
+    *WATCH_LAWS,
 )
 
 LAWS: Final[dict[str, Law]] = {law.id: law for law in CATALOG}
+
+__all__ = ["CATALOG", "LAWS", "Group", "Law"]

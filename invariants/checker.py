@@ -28,8 +28,10 @@ from engine.request import Cause, RequestState
 from invariants import audit, budget_laws, chunk_laws, lock_laws, page_laws, step_laws
 from invariants.audit import AuditPart
 from invariants.catalog import CATALOG, LAWS, Group
+from invariants.meter_books import Readings
 from invariants.shadow import Shadow
 from invariants.violation import InvariantViolation, Violation
+from invariants.watch import GAP_STEPS, Watch
 
 OnViolation = Literal["off", "record", "raise"]
 MODES: Final[tuple[OnViolation, ...]] = get_args(OnViolation)
@@ -44,6 +46,7 @@ class InvariantChecker:
 
     on_violation       what a violation does; `overrides` says otherwise for single laws
     progress_steps     K of INV-PROG-01
+    gap_steps          N of INV-REQ-01
     audit_every        part of the audit -> n: it is made in every n-th audit only; parts not named are in all of them
     time_ns            where the cost of checking is measured; None measures nothing (the core has no clock)
     listener           told of each violation, on the engine thread, before anything is raised
@@ -58,6 +61,7 @@ class InvariantChecker:
         on_violation: OnViolation = "raise",
         overrides: Mapping[str, OnViolation] | None = None,
         progress_steps: int = 64,
+        gap_steps: int = GAP_STEPS,
         audit_every: Mapping[AuditPart, int] | None = None,
         time_ns: Callable[[], int] | None = None,
         listener: Callable[[Violation], None] | None = None,
@@ -67,6 +71,8 @@ class InvariantChecker:
             raise ValueError(f"overrides names {unknown}, which the catalogue does not have")
         if progress_steps < 1:
             raise ValueError(f"progress_steps is {progress_steps}; at least 1 is needed")
+        if gap_steps < 1:
+            raise ValueError(f"gap_steps is {gap_steps}; at least 1 is needed")
         senseless = sorted(part for part, every in (audit_every or {}).items() if every < 1)
         if senseless:
             raise ValueError(f"audit_every of {senseless} is below 1; 1 makes a part in each audit")
@@ -75,6 +81,7 @@ class InvariantChecker:
         #: Whether nothing would ever be reported.
         self.is_off = set(self._modes.values()) == {"off"}
         self._progress_steps = progress_steps
+        self._gap_steps = gap_steps
         self._audit_every = {part: (audit_every or {}).get(part, 1) for part in AuditPart}
         self._time_ns = time_ns
         self._listener = listener
@@ -88,6 +95,7 @@ class InvariantChecker:
         self.violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         self._evidence: deque[AnyEvent] = deque(maxlen=EVIDENCE_EVENTS)
         self._books: Shadow | None = None
+        self._watch: Watch | None = None
         self._last: AnyEvent | None = None
         #: First event of the engine's life, and the snapshot that the latest audit looked at.
         self.started: EngineStarted | None = None
@@ -141,6 +149,31 @@ class InvariantChecker:
                 self.audits_by_part[part] += 1
                 self.checks_by_group[audit.GROUPS[part]] += audit.checks(part, snapshot)
             audit.run(books, snapshot, self._report, parts)
+        except InvariantViolation:
+            raise
+        except Exception as error:  # as in `emit`
+            if self.on_violation == "raise":
+                raise
+            self._note_internal(error)
+        finally:
+            self._audit_step = None
+            if self._time_ns is not None:
+                self.ns_by_tier[2] += self._time_ns() - started
+        return True
+
+    def audit_readings(self, readings: Readings) -> bool:
+        """Compare what a listener shows between two steps with the books (tier 2). On the engine thread, as `audit`.
+
+        False, and nothing is checked, in the middle of a step or before the engine started.
+        """
+        books, watch = self._books, self._watch
+        if books is None or watch is None or books.plan is not None or books.in_commit:
+            return False
+        started = self._time_ns() if self._time_ns is not None else 0
+        self._audit_step = books.last_plan_step
+        try:
+            self.checks_by_group["meter"] += 1
+            self.checks_by_group["time"] += watch.on_readings(books, readings)
         except InvariantViolation:
             raise
         except Exception as error:  # as in `emit`
@@ -213,6 +246,7 @@ class InvariantChecker:
         self._evidence.append(event)
         if type(event) is EngineStarted:
             self._books = Shadow(event)
+            self._watch = Watch(self._books, self._report, gap_steps=self._gap_steps)
             self.started = event
             return
         last, books = self._last, self._books
@@ -226,8 +260,11 @@ class InvariantChecker:
             handler(books, event)
 
     def _on_arrival(self, books: Shadow, event: RequestArrived) -> None:
+        is_new = event.rid not in books.requests
         step_laws.on_arrival(books, event, self._report)
         self.checks_by_group["step"] += 1
+        if is_new and self._watch is not None:
+            self._watch.on_arrival(event)
 
     def _on_abort(self, books: Shadow, event: AbortRequested) -> None:
         if event.rid in books.requests:
@@ -245,6 +282,9 @@ class InvariantChecker:
         counts["step"] += 1
         if request is None:
             return
+        if self._watch is not None:
+            self._watch.on_transition(event)
+            counts["request"] += 1
         chunk_laws.on_transition(books, event, request, report)
         lock_laws.on_transition(books, event, request, report)
         counts["chunk"] += 1
@@ -266,6 +306,8 @@ class InvariantChecker:
                 books.in_commit = True
         chunk_laws.on_decision(books, event, report)
         budget_laws.on_decision(books, event, report)
+        if self._watch is not None:
+            self._watch.on_decision(event)
         books.decisions.append(event)
         books.decided_prefix.setdefault(event.rid, event.prefix_len)
         counts["chunk"] += 1
@@ -290,6 +332,10 @@ class InvariantChecker:
         ratio = budget_laws.next_ratio(books, event)
         if abs(event.new_token_ratio - ratio) > RATIO_TOLERANCE:
             report("INV-BUDGET-04", f"new_token_ratio {ratio:g} after this step", f"{event.new_token_ratio:g}")
+        if self._watch is not None:
+            self._watch.on_plan(books, event)
+            counts["request"] += 1
+            counts["flag"] += 1
         books.close_plan(ratio)
         books.last_plan_step = event.step
         books.plan = event
@@ -300,6 +346,9 @@ class InvariantChecker:
 
     def _on_completed(self, books: Shadow, event: StepCompleted) -> None:
         report, counts = self._report, self.checks_by_group
+        if self._watch is not None:
+            self._watch.on_completed(event)
+            counts["time"] += 1
         plan = step_laws.on_completed(books, event, report)
         if plan is not None and plan.prefills:
             chunk_laws.on_completed(books, plan, event, report)

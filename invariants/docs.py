@@ -47,6 +47,10 @@ _TITLES: Final = {
     Group.PAGE: "Pages",
     Group.STEP: "Steps and lives",
     Group.INDEX: "The waiting order",
+    Group.REQUEST: "Single requests",
+    Group.FLAG: "Derived values",
+    Group.TIME: "Times",
+    Group.METER: "What listeners count",
 }
 
 

@@ -1,0 +1,127 @@
+"""Books of what listeners count. Owns: the totals that metrics must show, counted a second time, from events alone.
+
+The names are those of the metric families, so that the two can be laid side by side; nothing of the listener that keeps
+the metrics is known here. Gauges are not kept: what they must show follows from the other books when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from engine.events import AdmissionDecided, RequestTransitioned, StepCompleted, StepPlanned
+from engine.request import Cause, FinishReason, RequestState
+from engine.scheduler.decision import ADMITTED
+from invariants.queue_books import QueueBooks, Track
+from invariants.shadow import Shadow
+from invariants.time_laws import LifeReading
+
+Key = tuple[str, str]
+"""A metric family and the value of its label, "" when it has none."""
+
+_REASONS: Final = {reason.value for reason in FinishReason}
+
+
+class Readings(NamedTuple):
+    """What a listener shows, in its stored units; families that it does not have are not compared.
+
+    observations  of each histogram: how many in all
+    lives         some requests that are live or have just ended
+    """
+
+    counters: Mapping[Key, int] = {}
+    gauges: Mapping[Key, int] = {}
+    observations: Mapping[Key, int] = {}
+    lives: Sequence[LifeReading] = ()
+
+
+def finish_reason(cause: Cause) -> str:
+    """Under which reason an end is counted."""
+    if cause.value in _REASONS:
+        return cause.value
+    return (FinishReason.LENGTH if cause is Cause.KV_POOL_EXHAUSTED else FinishReason.REFUSED).value
+
+
+class MeterBooks:
+    """Totals of one engine life.
+
+    totals        counters, and the requests that ended by reason
+    arrived, admitted, first_tokens, many_tokens   requests: all; admitted once; with a token; ended with two or more
+    promised_tokens, closing   of the last plan; `closing` is that plan's, or the last that made a pass
+    """
+
+    def __init__(self) -> None:
+        self.totals: dict[Key, int] = {}
+        self.steps: dict[str, int] = {}
+        self.tokens = 0
+        self.arrived = self.admitted = self.first_tokens = self.many_tokens = self.ended = self.pieces = 0
+        self.promised_tokens = 0.0
+        self.closing: StepPlanned | None = None
+        self._firsts: list[str] = []
+
+    def _add(self, family: str, label: str, amount: int = 1) -> None:
+        key = (family, label)
+        self.totals[key] = self.totals.get(key, 0) + amount
+
+    def on_decision(self, event: AdmissionDecided) -> None:
+        """What a pass examined, and the pieces it chose."""
+        self._add("admissions_total", event.reason.value)
+        for overdraft in event.overdrafts:
+            self._add("overdrafts_total", overdraft.value)
+        if event.reason in ADMITTED:
+            self.pieces += 1
+            self._add("selected_tokens_total", "computed", event.selected_extend)
+            if not event.is_continuation:
+                self._add("selected_tokens_total", "cached", event.prefix_len)
+
+    def on_transition(self, track: Track, event: RequestTransitioned) -> None:
+        """First admissions and ends. After the queue's books."""
+        if event.cause is Cause.ADMIT:
+            if not track.ways_back:
+                self.admitted += 1
+                self._add("prompt_tokens_total", "cached", event.cached_len)
+                self._add("prompt_tokens_total", "computed", event.prompt_len - event.cached_len)
+        elif event.target is RequestState.FINISHED:
+            self.ended += 1
+            self.many_tokens += event.output_len > 1
+            self._add("requests_finished_total", finish_reason(event.cause))
+            self._add("request_ends_total", event.cause.value)
+
+    def on_plan(self, books: Shadow, event: StepPlanned) -> None:
+        """What a plan does, and what it left in its ledgers."""
+        self.promised_tokens = event.promised_tokens
+        if event.budget_close is not None:
+            self.closing = event
+        if event.prefills:
+            requests = books.requests
+            self._firsts = [
+                row.rid
+                for row in event.prefills
+                if row.is_last and row.rid in requests and not requests[row.rid].outputs
+            ]
+        for victim in event.retractions:
+            if not victim.aborted:
+                self._add("retractions_total", victim.cause)
+                self._add("retracted_tokens_total", "output", victim.output_len)
+        if event.preempted:
+            self._add("retractions_total", "priority", len(event.preempted))
+        for guard in event.guards:
+            self._add("guard_activations_total", guard.value)
+        if event.evicted_pages:
+            self._add("kv_pages_evicted_total", "", event.evicted_pages)
+
+    def on_completed(self, queue: QueueBooks, event: StepCompleted) -> None:
+        """The step, its tokens, and whose first they were."""
+        kind = event.kind.value
+        self.steps[kind] = self.steps.get(kind, 0) + 1
+        if event.failed:
+            self._firsts = []
+            return
+        self.tokens += len(event.rows)
+        if self._firsts:
+            self.first_tokens += len(self._firsts)
+            for rid in self._firsts:
+                track = queue.live.get(rid) or queue.ended.get(rid)
+                if track is not None:
+                    track.first_token_ns = event.t_ns
+            self._firsts = []

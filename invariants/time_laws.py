@@ -1,0 +1,135 @@
+"""Laws of time. Owns: INV-TIME-01 and 02 - the cuts of a step, and one request's life, in exact integer nanoseconds.
+
+The second law is about what a listener says: it hands over plain times and parts (`LifeReading`), which are compared
+with each other and with the instants of the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from engine.events import RequestArrived, StepCompleted
+from invariants.queue_books import QueueBooks, Track
+from invariants.violation import Report
+
+
+class LifeReading(NamedTuple):
+    """One request as a listener has it. Nanoseconds of the engine's clock; None: not yet, or never.
+
+    ttft_ns     accepted to first token or byte, once it is final
+    ttft_parts  what `ttft_ns` is made of
+    wait_parts  closed stays in the queue, cut up by what held the request; 0 or more, in any order
+    """
+
+    rid: str
+    accepted_ns: int
+    enqueued_ns: int
+    admitted_ns: int | None
+    first_token_ns: int | None
+    finished_ns: int | None
+    ttft_ns: int | None
+    ttft_parts: tuple[int, ...]
+    wait_parts: tuple[int, ...]
+
+
+class TimeLaws:
+    """The laws, and when the last step ended."""
+
+    def __init__(self) -> None:
+        self._applied_ns = 0
+
+    def on_arrival(self, event: RequestArrived, report: Report) -> None:
+        """Nobody is accepted after he came to the queue."""
+        if event.accepted_ns > event.t_ns:
+            report("INV-TIME-01", f"accepted at {event.t_ns} or before", f"{event.accepted_ns}", rid=event.rid)
+
+    def on_completed(self, event: StepCompleted, report: Report) -> None:
+        """The cuts of a step are in order, it ended now, and began when the step before had ended."""
+        times = event.times
+        in_order = (
+            self._applied_ns
+            <= times.started_ns
+            <= times.plan_from_ns
+            <= times.planned_ns
+            <= times.committed_ns
+            <= times.launched_ns
+            <= times.ready_ns
+            <= times.applied_ns
+        )
+        if not in_order or times.applied_ns != event.t_ns:
+            cuts = (
+                times.started_ns,
+                times.plan_from_ns,
+                times.planned_ns,
+                times.committed_ns,
+                times.launched_ns,
+                times.ready_ns,
+                times.applied_ns,
+            )
+            report(
+                "INV-TIME-01",
+                f"cuts that do not fall, from {self._applied_ns}, when the last step ended, to {event.t_ns}",
+                f"{cuts}",
+            )
+        self._applied_ns = times.applied_ns
+
+
+def on_lives(queue: QueueBooks, lives: Iterable[LifeReading], report: Report) -> int:
+    """What a listener says about some requests, live or just ended. Returns how many were checked."""
+    count = 0
+    for life in lives:
+        count += 1
+        _in_order(life, report)
+        _adds_up(life, report)
+        track = queue.live.get(life.rid) or queue.ended.get(life.rid)
+        if track is not None and track.arrived_ns == life.enqueued_ns:  # else an id used again, or before our time
+            _as_told(track, life, report)
+    return count
+
+
+def _in_order(life: LifeReading, report: Report) -> None:
+    instants = [
+        ("accepted", life.accepted_ns),
+        ("enqueued", life.enqueued_ns),
+        ("admitted", life.admitted_ns),
+        ("first token", life.first_token_ns),
+        ("finished", life.finished_ns),
+    ]
+    known = [(name, at) for name, at in instants if at is not None]
+    for (before, left), (after, right) in pairwise(known):
+        if right < left:
+            report("INV-TIME-02", f"{after} at or after {before}, {left} ns", f"{right} ns", rid=life.rid)
+
+
+def _adds_up(life: LifeReading, report: Report) -> None:
+    parts = (*life.ttft_parts, *life.wait_parts)
+    if min(parts, default=0) < 0:
+        report("INV-TIME-02", "no interval below 0", f"{min(parts)} ns", rid=life.rid)
+    if life.ttft_ns is not None and sum(life.ttft_parts) != life.ttft_ns:
+        report(
+            "INV-TIME-02",
+            f"parts that add up to {life.ttft_ns} ns to the first token",
+            f"{sum(life.ttft_parts)} ns",
+            rid=life.rid,
+        )
+
+
+def _as_told(track: Track, life: LifeReading, report: Report) -> None:
+    """The instants and the waits of the events. The end may be told as late as the end of its step."""
+    for name, due, found in (
+        ("admitted", track.admitted_ns, life.admitted_ns),
+        ("first token", track.first_token_ns, life.first_token_ns),
+    ):
+        if due != found:
+            report("INV-TIME-02", f"{name} at {due}, from events", f"{found}", rid=life.rid)
+    if (track.ended_ns is None) != (life.finished_ns is None):
+        report("INV-TIME-02", f"ended at {track.ended_ns}, from events", f"{life.finished_ns}", rid=life.rid)
+    if sum(life.wait_parts) != track.waited_ns:
+        report(
+            "INV-TIME-02",
+            f"{track.waited_ns} ns in the queue, from events",
+            f"{sum(life.wait_parts)} ns in {sum(part > 0 for part in life.wait_parts)} parts",
+            rid=life.rid,
+        )

@@ -1,0 +1,67 @@
+"""Watch. Owns: which of the laws about requests, flags, times and meters sees which event, with their books.
+
+`InvariantChecker` calls it beside the laws that stand on `Shadow` alone. What it keeps is counts: none of it grows with
+the number that waits, and a step that only decodes costs a handful of additions.
+"""
+
+from __future__ import annotations
+
+from engine.events import AdmissionDecided, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
+from invariants.flag_laws import FlagLaws
+from invariants.meter_books import MeterBooks, Readings
+from invariants.meter_laws import MeterLaws
+from invariants.queue_books import QueueBooks
+from invariants.request_laws import RequestLaws
+from invariants.shadow import Shadow
+from invariants.time_laws import TimeLaws, on_lives
+from invariants.violation import Report
+
+#: N of INV-REQ-01 where nobody says otherwise: prompts come first, so decodes wait as long as memory takes prompts in.
+GAP_STEPS = 1_024
+
+
+class Watch:
+    """Books and laws of one engine life. Call each method before `Shadow` follows the event, unless said otherwise."""
+
+    def __init__(self, books: Shadow, report: Report, *, gap_steps: int = GAP_STEPS) -> None:
+        self._report = report
+        self._requests = RequestLaws(books.config, gap_steps=gap_steps)
+        self._flags = FlagLaws(books.config)
+        self._times = TimeLaws()
+        self._meter_laws = MeterLaws()
+        self.queue = QueueBooks()
+        self.meters = MeterBooks()
+
+    def on_arrival(self, event: RequestArrived) -> None:
+        """A new request."""
+        self._times.on_arrival(event, self._report)
+        self.queue.arrive(event)
+        self.meters.arrived += 1
+
+    def on_transition(self, event: RequestTransitioned) -> None:
+        """A request changed state."""
+        track = self.queue.transition(event)
+        if track is not None:
+            self._requests.on_transition(track, event, self._report)
+            self.meters.on_transition(track, event)
+
+    def on_decision(self, event: AdmissionDecided) -> None:
+        """A pass examined a request."""
+        self._requests.on_decision(self.queue, event, self._report)
+        self.meters.on_decision(event)
+
+    def on_plan(self, books: Shadow, event: StepPlanned) -> None:
+        """A plan was committed; its decisions are still in the books."""
+        self._requests.on_plan(books, self.queue, event, self._report)
+        self._flags.on_plan(books, self.queue, event, self._report)
+        self.meters.on_plan(books, event)
+
+    def on_completed(self, event: StepCompleted) -> None:
+        """A step is over."""
+        self._times.on_completed(event, self._report)
+        self.meters.on_completed(self.queue, event)
+
+    def on_readings(self, books: Shadow, readings: Readings) -> int:
+        """What a listener shows between two steps. Returns how many lives were checked."""
+        self._meter_laws.on_readings(books, self.queue, self.meters, readings, self._report)
+        return on_lives(self.queue, readings.lives, self._report)
