@@ -11,7 +11,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -26,6 +26,8 @@ from pydantic_settings import (
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from invariants.checker import OnViolation
+from telemetry.checker_settings import CheckerConfig
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
 ENV_DELIMITER: Final = "__"
@@ -80,8 +82,9 @@ class ServeCommand(EngineConfig, BaseSettings):
     """Folder that journals are written to, one per run. `none` writes nothing."""
     journal_max_mib: int = Field(512, ge=4)
     """Size of one run's journal on disk, in MiB; once it is reached, the rest of the run is not recorded."""
-    on_violation: Literal["record", "raise"] = "record"
-    """When a law of the core breaks: `record` counts it and serves on, `raise` stops the engine at that step."""
+    on_violation: OnViolation = "record"
+    """A broken law: `record` counts it, keeps evidence and serves on; `raise` stops the engine; `off`: no checker."""
+    checker: CheckerConfig = CheckerConfig()
     pick_port: bool = False
     """When the port is taken, take a free one and say so, instead of refusing to start."""
 
@@ -132,6 +135,31 @@ class ReplayCommand(_Command):
     """Print one JSON object instead of a sentence."""
 
 
+class CheckCommand(_Command):
+    """Judge a journal: run every law over what was recorded, and say which broke, when, and for whom.
+
+    Refusals that the journal only counted are made again by a replay, as long as the record and the replay agree.
+    Exit status 0 when every law held, 1 when one broke, 2 when the journal lacks events.
+
+    examples:
+      admitscope check journals/RUN.jsonl
+      admitscope check journals/RUN.jsonl --until-step 4711 --json
+    """
+
+    journal: CliPositionalArg[Path]
+    """The first file of a journal; later parts of the run are found beside it."""
+    until_step: int | None = Field(None, ge=0)
+    """Read no further than this step. Unset: to the end."""
+    until_seq: int | None = Field(None, ge=0)
+    """Read no further than the event with this number."""
+    snapshot: Path | None = None
+    """A snapshot.json of an evidence bundle: recount it once the record was read."""
+    limit: int = Field(20, ge=1, le=1_000)
+    """Violations to print; all are counted."""
+    json_output: bool = Field(False, alias="json")
+    """Print one JSON object instead of sentences."""
+
+
 class DashboardCommand(_Command):
     """Open the live page of a running engine in a browser.
 
@@ -155,6 +183,7 @@ class DemoCommand(_Command):
 
     Rows of the Azure conversation trace arrive as chat questions about passages of Shakespeare, in waves, a
     little faster at times than this machine can answer: a queue forms and empties. Nothing is downloaded.
+    Environment names of `serve` reach the demo's server, where it does not set the same thing itself.
 
     examples:
       admitscope demo                                     until Ctrl-C
@@ -171,13 +200,15 @@ class DemoCommand(_Command):
     """Port of the dashboard; likewise."""
     dashboard: bool = True
     """Start the dashboard."""
+    on_violation: OnViolation | None = None
+    """As for `serve`. Unset: ADMITSCOPE_ON_VIOLATION, or `raise`; a broken law fails the demo in either case."""
     journal: Path | None = Path("journals")
     """Folder that the run's journal is written to, for `explain` and `replay`. `none` writes nothing."""
     seed: int = Field(0, ge=0)
     """Of arrivals and questions."""
 
 
-Command = ServeCommand | ExplainCommand | ReplayCommand | DashboardCommand | DemoCommand
+Command = ServeCommand | ExplainCommand | ReplayCommand | CheckCommand | DashboardCommand | DemoCommand
 
 
 class Root(BaseSettings):
@@ -187,6 +218,7 @@ class Root(BaseSettings):
       admitscope demo --duration 60       a model, a load and a dashboard on this machine, for a minute
       admitscope serve                    an OpenAI-compatible API on 127.0.0.1:8000
       admitscope explain JOURNAL RID      why that request was late
+      admitscope check JOURNAL            whether every law of the engine held in that run
 
     `admitscope COMMAND --help` teaches each one; `admitscope --version` names this build.
     """
@@ -205,6 +237,7 @@ class Root(BaseSettings):
     serve: CliSubCommand[ServeCommand]
     explain: CliSubCommand[ExplainCommand]
     replay: CliSubCommand[ReplayCommand]
+    check: CliSubCommand[CheckCommand]
     dashboard: CliSubCommand[DashboardCommand]
     demo: CliSubCommand[DemoCommand]
 
@@ -223,7 +256,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
         command = get_subcommand(CliApp.run(Root, cli_args=words, cli_settings_source=source), is_required=True)
     except ValidationError as error:
         raise UsageError("\n".join(_sentences(error))) from error
-    assert isinstance(command, ServeCommand | ExplainCommand | ReplayCommand | DashboardCommand | DemoCommand)
+    assert isinstance(command, Command)
     if isinstance(command, ServeCommand):
         _refuse_unknown_environment(environment)
     return command

@@ -1,0 +1,253 @@
+"""Check. Owns: judging a journal offline, every law over what was recorded, whoever or whatever wrote it.
+
+The laws want every event, but a journal only counts refusals that repeat. A replay makes them again: as long as record
+and replay agree, the judge hears the whole stream, and the replayed scheduler's state is audited as well. Where they
+part (other code, or an engine that went wrong in a way that the code alone does not), the judge goes on with the record
+alone. From the first refusal that is then missing, laws that need each decision of a pass are no longer judged, and the
+report says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.events import AnyEvent, EngineStarted, StepCompleted
+from engine.kvcache.snapshot import SchedulerSnapshot
+from invariants.checker import InvariantChecker
+from telemetry.check_report import CheckReport, Found
+from telemetry.journal import JournalError
+from telemetry.journal_reader import JournalReader
+from telemetry.replay import Comparer, Driver, RecordEnds, Tape, run_tape
+from telemetry.replay_report import Divergence
+from telemetry.schema import LineUnion
+from telemetry.schema_journal import EventsMissingRecord, RefusalsFoldedRecord
+
+#: Laws that are wrong about a pass of which a decision is missing.
+NEEDS_EACH_DECISION: Final = frozenset(
+    {"INV-STEP-02", "INV-BUDGET-03", "INV-CHUNK-04", "INV-FLAG-03", "INV-REQ-03"},
+)
+#: Steps between two audits of the replayed state.
+AUDIT_STEPS: Final = 16
+
+
+def check(
+    path: Path,
+    *,
+    until_step: int | None = None,
+    until_seq: int | None = None,
+    snapshot: Path | None = None,
+    limit: int = 20,
+) -> CheckReport:
+    """Judge the journal at `path`. Raises JournalError when it cannot be read or configured.
+
+    until_step, until_seq  the last step, or event, that is heard
+    snapshot  a file of an evidence bundle: audited once everything was heard
+    limit     violations that the report names; all are counted
+    """
+    reader = JournalReader(path)
+    tape = Tape(reader)
+    tape.skip_headers()
+    entry = tape.peek()
+    if entry is None or not isinstance(entry[1], EngineStarted):
+        raise JournalError(f"{path}: the laws need the engine's first event, EngineStarted; this begins later")
+    judge = _Judge(until_step, until_seq, limit)
+    comparer = Comparer(tape, judge.hear_confirmed)
+    driver = Driver(entry[1], comparer, path)
+    judge.driver = driver
+    divergence = run_tape(tape, driver, comparer)
+    if not judge.is_done and comparer.missing is None:
+        if divergence is None:
+            _finish_pass(tape, driver)
+        judge.is_alone = True
+        judge.hear_rest(tape, _Folded(reader) if divergence is not None else None)
+    audited = judge.audit(_read(snapshot)) if snapshot is not None else None
+    return judge.report(divergence, comparer.missing, torn=str(reader.torn) if reader.torn else None, audited=audited)
+
+
+def _read(path: Path) -> SchedulerSnapshot:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=SchedulerSnapshot)
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"{path}: no snapshot of this version: {error}") from error
+
+
+def _finish_pass(tape: Tape, driver: Driver) -> None:
+    """Make the pass whose plan never reached the record: the engine stopped inside it.
+
+    Its decisions are heard as they are confirmed, refusals that were folded among them.
+    """
+    entry = tape.peek()
+    if entry is None or isinstance(entry[1], LineUnion) or driver.scheduler.state.in_flight is not None:
+        return
+    now_ns = entry[1].t_ns
+    try:
+        driver.scheduler.prepare(now_ns)
+        driver.scheduler.commit(driver.scheduler.plan(now_ns))
+    except Exception:  # it differs or breaks here: the rest of the record is heard alone, which needs no reason
+        return
+
+
+class _Folded:
+    """Which numbers a journal folded away, as intervals."""
+
+    def __init__(self, reader: JournalReader) -> None:
+        spans = sorted(
+            (record.first_seq, record.last_seq)
+            for record in JournalReader(reader.path).records()
+            if isinstance(record, RefusalsFoldedRecord)
+        )
+        self._starts = [first for first, _ in spans]
+        self._reach: list[int] = []
+        for _, last in spans:
+            self._reach.append(max(last, self._reach[-1] if self._reach else last))
+
+    def covers(self, seqs: Iterable[int]) -> bool:
+        """Whether each of these may be a folded refusal."""
+        for seq in seqs:
+            at = bisect_right(self._starts, seq) - 1
+            if at < 0 or self._reach[at] < seq:
+                return False
+        return True
+
+
+class _Judge:
+    """The checker with its ears: what it hears, from where, up to where."""
+
+    def __init__(self, until_step: int | None, until_seq: int | None, limit: int) -> None:
+        self._until_step = until_step
+        self._until_seq = until_seq
+        self._limit = limit
+        self._checker = InvariantChecker(on_violation="record")
+        self._seq: int | None = None
+        self._events = 0
+        self._last_step = 0
+        self._audited_step = 0
+        self._shown: list[Found] = []
+        self._counts: dict[str, int] = {}
+        self._counted = 0
+        self._unjudged_from: int | None = None
+        self.is_done = False
+        self.is_alone = False
+        self.driver: Driver | None = None
+
+    def hear_confirmed(self, event: AnyEvent) -> None:
+        """An event that record and replay agree on. Raises RecordEnds once enough was heard."""
+        if not self._hear(event):
+            raise RecordEnds
+        if isinstance(event, StepCompleted) and event.step - self._audited_step >= AUDIT_STEPS:
+            self._audit_replay()
+
+    def hear_rest(self, tape: Tape, folded: _Folded | None) -> None:
+        """The record alone, to its end or to a hole in it."""
+        while (entry := tape.peek()) is not None and not self.is_done:
+            tape.pop()
+            if isinstance(entry[1], EventsMissingRecord):
+                return
+            if isinstance(entry[1], LineUnion):
+                continue
+            event = entry[1]
+            if self._seq is not None and event.seq > self._seq + 1 and self._unjudged_from is None:
+                gap = range(self._seq + 1, event.seq)
+                if folded is None or folded.covers(gap):
+                    self._unjudged_from = event.step
+            self._hear(event)
+
+    def _hear(self, event: AnyEvent) -> bool:
+        """Judge one event. False once the end that was asked for is reached."""
+        if (self._until_step is not None and event.step > self._until_step) or (
+            self._until_seq is not None and event.seq > self._until_seq
+        ):
+            self.is_done = True
+            return False
+        self._checker.emit(event)
+        self._seq, self._last_step = event.seq, event.step
+        self._events += 1
+        self._collect(event.seq)
+        self.is_done = event.seq == self._until_seq
+        return not self.is_done
+
+    def audit(self, snapshot: SchedulerSnapshot) -> bool:
+        """Audit a recorded state; False when the record ends inside a step."""
+        done = self._checker.audit(snapshot)
+        self._collect(self._seq)
+        return done
+
+    def _audit_replay(self) -> None:
+        """Audit the replayed state, which is the engine's as long as both agree."""
+        assert self.driver is not None, "set before anything is heard"
+        scheduler = self.driver.scheduler
+        self._audited_step = self._last_step
+        self._checker.audit(scheduler.snapshot())
+        self._collect(self._seq)
+
+    def _collect(self, seq: int | None) -> None:
+        """Take over what the checker found since the last time."""
+        new = self._checker.total_violations - self._counted
+        if not new:
+            return
+        self._counted += new
+        for violation in list(self._checker.violations)[-new:]:
+            if self._unjudged_from is not None and violation.id in NEEDS_EACH_DECISION:
+                continue
+            self._counts[violation.id] = self._counts.get(violation.id, 0) + 1
+            if len(self._shown) < self._limit:
+                self._shown.append(
+                    Found(
+                        id=violation.id,
+                        law=violation.law,
+                        step=violation.step,
+                        seq=seq,
+                        rid=violation.rid,
+                        expected=violation.expected,
+                        found=violation.found,
+                        by=violation.by,
+                    )
+                )
+
+    def report(
+        self,
+        divergence: Divergence | None,
+        missing: EventsMissingRecord | None,
+        *,
+        torn: str | None,
+        audited: bool | None,
+    ) -> CheckReport:
+        """All of it."""
+        notes = []
+        if divergence is not None and not self.is_done:
+            notes.append(
+                f"from step {divergence.step} on the record was heard alone, since a replay decides otherwise: "
+                f"{divergence.why}"
+            )
+        if self._unjudged_from is not None:
+            notes.append(
+                f"from step {self._unjudged_from} on these were not judged, for want of refusals that the journal only "
+                f"counts: {', '.join(sorted(NEEDS_EACH_DECISION))}"
+            )
+        if missing is not None:
+            notes.append(f"{missing.missing} events after seq {missing.after_seq} never reached the journal")
+        if torn is not None:
+            notes.append(f"the journal ends before its time: {torn}")
+        if audited is False:
+            notes.append("the snapshot was not audited: the record ends inside a step")
+        if self._checker.internal_errors:
+            notes.append(
+                f"{self._checker.internal_errors} events could not be followed: {self._checker.last_internal_error}"
+            )
+        return CheckReport(
+            verdict="broken" if self._counts else "held" if missing is None else "incomplete",
+            events=self._events,
+            steps=self._last_step,
+            audits=self._checker.audits,
+            checks=dict(self._checker.checks_by_group),
+            counts=self._counts,
+            violations=tuple(self._shown),
+            notes=tuple(notes),
+        )

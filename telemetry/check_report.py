@@ -1,0 +1,68 @@
+"""Report of a check. Owns: what the laws found in a journal, as a value and as text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Found(BaseModel):
+    """One violation. `seq`: the event at which it showed; `by`: that event, or an audit after it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    law: str
+    step: int
+    seq: int | None
+    rid: str | None
+    expected: str
+    found: str
+    by: Literal["event", "audit"]
+
+
+class CheckReport(BaseModel):
+    """What the laws found.
+
+    verdict     held: no violation, as far as the notes go. incomplete: none up to where the journal lacks events.
+                broken: at least one
+    counts      violations by law
+    violations  the first ones
+    notes       what was not judged, and why
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    verdict: Literal["held", "incomplete", "broken"]
+    events: int
+    steps: int
+    audits: int
+    checks: dict[str, int]
+    counts: dict[str, int]
+    violations: tuple[Found, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 held, 1 broken, 2 incomplete."""
+        return {"held": 0, "broken": 1, "incomplete": 2}[self.verdict]
+
+
+def render(report: CheckReport) -> str:
+    """The report for a terminal."""
+    made = sum(report.checks.values())
+    head = f"{report.events:,} events of {report.steps:,} steps, {made:,} checks, {report.audits:,} audits"
+    total = sum(report.counts.values())
+    lines = [f"{total:,} violations: {head}" if total else f"every law held: {head}"]
+    lines += [f"  {law}: {count:,}" for law, count in sorted(report.counts.items())]
+    for found in report.violations:
+        who = f", request {found.rid}" if found.rid is not None else ""
+        lines.append(f"{found.id} at step {found.step}{who} (event {found.seq}, by {found.by})")
+        lines.append(f"  {found.law}")
+        lines.append(f"  expected {found.expected}")
+        lines.append(f"  found    {found.found}")
+    if total > len(report.violations):
+        lines.append(f"{total - len(report.violations):,} more are not shown")
+    lines += [f"note: {note}" for note in report.notes]
+    return "\n".join(lines)
