@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from engine.errors import AdmitscopeError
 from telemetry.settings import (
+    CheckCommand,
     Command,
     DashboardCommand,
     DemoCommand,
@@ -66,6 +67,8 @@ def run(command: Command) -> int:
             return _explain(command)
         case ReplayCommand():
             return _replay(command)
+        case CheckCommand():
+            return _check(command)
         case DashboardCommand():
             from telemetry.page import run_page
 
@@ -88,6 +91,21 @@ def _explain(command: ExplainCommand) -> int:
         return 1
     print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text())
     return 0
+
+
+def _check(command: CheckCommand) -> int:
+    from telemetry.check import check
+    from telemetry.check_report import render
+
+    report = check(
+        command.journal,
+        until_step=command.until_step,
+        until_seq=command.until_seq,
+        snapshot=command.snapshot,
+        limit=command.limit,
+    )
+    print(report.model_dump_json(indent=1) if command.json_output else render(report))
+    return report.exit_code
 
 
 def _replay(command: ReplayCommand) -> int:
