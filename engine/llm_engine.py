@@ -85,7 +85,8 @@ class LLMEngine:
         )
         self._cached_tokens: dict[str, int] = {}
         self._prompt_tokens: dict[str, int] = {}
-        self._pending_ends: list[TokenOutput] = []
+        #: Ends that the next step hands out, by rid. Until then the id is not free again: whose end would it be?
+        self._pending_ends: dict[str, TokenOutput] = {}
         self._dead: str | None = None
         self._condemned: Exception | None = None
         self._was_idle = True
@@ -131,7 +132,7 @@ class LLMEngine:
         """End a request early; False when it is not live. Its one end comes out of a later `step`."""
         ended = self.scheduler.abort(rid, self._clock.now_ns(), detail=detail)
         if ended:
-            self._pending_ends.append(self._end(rid, FinishReason.ABORT, detail))
+            self._pending_ends[rid] = self._end(rid, FinishReason.ABORT, detail)
         return ended is not False
 
     def overdue(self, limit_ns: int) -> list[str]:
@@ -146,7 +147,7 @@ class LLMEngine:
         """Refuse a waiting request after all, for a cause of TURNED_AWAY; False when it does not wait."""
         ended = self.scheduler.abort(rid, self._clock.now_ns(), cause=cause)
         if ended:
-            self._pending_ends.append(self._end(rid, FinishReason.REFUSED, cause.value))
+            self._pending_ends[rid] = self._end(rid, FinishReason.REFUSED, cause.value)
         return ended is True
 
     def record_response(
@@ -201,7 +202,7 @@ class LLMEngine:
         if self._condemned is not None:
             self._dead = f"{type(self._condemned).__name__}: {self._condemned}"
             raise self._condemned
-        outputs, self._pending_ends = self._pending_ends, []
+        outputs, self._pending_ends = list(self._pending_ends.values()), {}
         if not self.scheduler.state.has_work and self._was_idle:
             return outputs
         try:
@@ -360,7 +361,7 @@ class LLMEngine:
                 f"of {limit} tokens",
                 field="prompt",
             )
-        if request.rid in self.scheduler.state.requests:
+        if request.rid in self.scheduler.state.requests or request.rid in self._pending_ends:
             raise RequestRefused(RefusalCause.INVALID, f"rid {request.rid!r} is the id of a live request", field="rid")
         bad = next((token for token in request.prompt_ids if not 0 <= token < self.info.vocab_size), None)
         if bad is not None:

@@ -162,6 +162,24 @@ def test_an_abort_while_the_executor_computes_gives_one_end(steps: int) -> None:
     run.assert_nothing_held()
 
 
+def test_an_id_is_free_again_once_its_end_was_handed_out() -> None:
+    """Before that, the next step would hand out the end of the first request to whoever asks for the second."""
+    run = StubRun(engine_config())
+    run.add("r", range(40, 80), 2)
+    assert run.engine.abort_request("r")
+    with pytest.raises(RequestRefused, match="'r' is the id of a live request"):
+        run.add("r", range(40, 80), 2)
+    assert run.end("r") is None
+    run.step()
+    assert run.end("r") == ("abort", "")
+    del run.outputs["r"]
+    run.add("r", range(40, 80), 2)
+    run.run()
+    assert run.end("r") == ("length", "")
+    run.assert_right_tokens("r")
+    run.assert_nothing_held()
+
+
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
     run = StubRun(engine_config(page_size=16, num_pages=64))
     run.add("a", range(40, 90), 2)
