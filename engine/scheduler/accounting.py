@@ -45,6 +45,10 @@ class KvAccounting(Protocol):
     walks_known_lengths: bool
     #: The full flag holds until somebody leaves; otherwise each pass finds out anew.
     latches_full: bool
+    #: Running requests give way also to a more important one that lacks memory, not only to one that lacks a row.
+    preempts_for_memory: bool
+    #: Evictions leave room beyond what the step claims: a page per member, 20 tokens per row after a retraction.
+    evicts_spare: bool
     #: What the length of a continuation's cut is a multiple of, in tokens, when nothing else is configured.
     cut_unit: int
 
@@ -110,6 +114,8 @@ class ReferenceAccounting:
 
     walks_known_lengths = True
     latches_full = True
+    evicts_spare = True
+    preempts_for_memory = False
     cut_unit = 1
 
     def __init__(self, *, page_size: int, clip_max_new_tokens: int) -> None:

@@ -27,6 +27,8 @@ class ExactAccounting:
 
     walks_known_lengths = False
     latches_full = False
+    evicts_spare = False
+    preempts_for_memory = True
 
     def __init__(self, *, page_size: int, clip_max_new_tokens: int) -> None:
         self._page_size = page_size

@@ -270,3 +270,42 @@ def test_fr_24_the_input_limit_bounds_pieces_too() -> None:
     run.run()
     assert [row.extend_len for plan in kept.plans() for row in plan.prefills] == [2048, 2048]
     assert all(plan.budget_close.rem_input >= 0 for plan in kept.plans() if plan.budget_close is not None)
+
+
+# --- what is evicted --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("accounting", "evicted"), [("exact", 2), ("reference", 3)])
+def test_an_admission_evicts_the_pages_that_it_lacks(accounting: str, evicted: int) -> None:
+    """Eight pages, five cached in leaves of one: three are free, and 80 tokens take five of them."""
+    run = CoreRun(engine_config(num_pages=8, page_size=16, kv_accounting=accounting), kept := Kept())
+    for number in range(5):
+        run.add(f"old{number}", 16, 1)
+        run.run()
+    assert run.scheduler.kv.pool.counts == (3, 0, 0, 5)
+    run.add("new", 80, 1)
+    run.step()
+    assert run.scheduler.state.evicted_in_step == evicted
+    run.run()
+    assert kept.checker.total_violations == 0
+
+
+@pytest.mark.parametrize(("accounting", "evicted"), [("exact", [0, 0, 4]), ("reference", [2, 1, 1])])
+def test_decode_rows_evict_only_for_the_pages_that_they_begin(accounting: str, evicted: list[int]) -> None:
+    """Eight pages, four of them cached; four prompts of 15 tokens: their second output begins a page each."""
+    run = CoreRun(
+        engine_config(num_pages=8, page_size=16, kv_accounting=accounting, schedule_conservativeness=0.01),
+        kept := Kept(),
+    )
+    for number in range(4):
+        run.add(f"old{number}", 16, 1)
+        run.run()
+    for number in range(4):
+        run.add(f"new{number}", 15, 4)
+    seen = []
+    for _ in evicted:
+        run.step()
+        seen.append(run.scheduler.state.evicted_in_step)
+    assert seen == evicted
+    run.run()
+    assert kept.checker.total_violations == 0
