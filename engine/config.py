@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Policy(StrEnum):
@@ -181,10 +181,26 @@ class ServerConfig(_Frozen):
     """Seconds that a request may wait for its first admission; then 503. None: as long as its client does."""
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body; beyond it 413."""
+    max_header_bytes: int = Field(16 * 1024, ge=1024, le=1024 * 1024)
+    """Largest head of a request: its line and its headers; beyond it 431."""
+    max_connections: int = Field(1024, ge=1, le=65_536)
+    """Connections open at once; beyond it 503. A request takes one, and so does an idle client that keeps its own."""
+    receive_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """Seconds that the head of a request may take, and then its body; beyond it 408."""
+    send_timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """Seconds that a client may leave a full send buffer as it is before its connection is cut."""
     stall_after_s: float = Field(10.0, gt=0, le=86_400)
     """Seconds without progress, with work at hand, before /ready and /health say 503."""
     drain_timeout_s: float = Field(20.0, ge=0, le=86_400)
     """Seconds that a shutdown lets running requests finish before it aborts them."""
+
+    @field_validator("api_key")
+    @classmethod
+    def _key_fits_a_header(cls, key: str | None) -> str | None:
+        # What else a key could hold would not come through a header unchanged, and would lock everybody out.
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ValueError("only visible ASCII characters, without spaces, fit an Authorization header")
+        return key
 
     @model_validator(mode="after")
     def _key_off_loopback(self) -> Self:

@@ -1,6 +1,7 @@
 """The `admitscope` command. Owns: which command runs what, and the exit status.
 
-0: done. 1: it ran, and the answer is no (a replay that differs, a request that is unknown, a demo with failures).
+0: done. 1: it ran, and the answer is no (a replay that differs, a request that is unknown, a demo with failures, a
+server that was not let finish what it had accepted).
 2: bad usage, or something that a person must change first. Parts are imported where they are used: `--help` and
 `explain` need neither torch nor a web server.
 """

@@ -45,7 +45,7 @@ from telemetry.isolation import IsolatedSink
 from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
 from telemetry.metrics import MetricsSink
-from telemetry.ports import bind_listener, port_of
+from telemetry.ports import bind_listener, make_room_for_files, port_of
 from telemetry.program import program
 from telemetry.read_api import create_router
 from telemetry.read_model import ReadModel
@@ -175,9 +175,13 @@ def version() -> str:
 
 
 def serve(command: ServeCommand) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit status; raises ConfigError or ModelFormatError before that."""
+    """Serve until SIGINT or SIGTERM. Raises ConfigError or ModelFormatError before that.
+
+    Returns the exit status: 0 after a drain, 1 when a second signal cut it short or the engine had stopped by itself.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     server = command.server
+    make_room_for_files(server.max_connections)
     # The port comes first: a taken one is said at once, not after the model has loaded.
     with bind_listener(server.host, server.port, pick=command.pick_port) as listener:
         if server.port not in {0, port_of(listener)}:
@@ -191,7 +195,7 @@ def serve(command: ServeCommand) -> int:
                 uvicorn_server.run(sockets=[listener])
         finally:
             instance.close()
-    return 0
+    return int(uvicorn_server.was_hurried or bool(instance.engine_thread.status.dead))
 
 
 def _announce(instance: Instance, command: ServeCommand, listener: socket.socket) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from engine.errors import RefusalCause
+from engine.server.observer import CutCause
 from telemetry.metric_catalog import CATALOG, FRONT_END, Metric
 
 
@@ -109,6 +110,12 @@ class FrontEndMetrics:
         """A client went away before its response was complete."""
         with self._lock:
             self._books.cells[self._disconnects] += 1
+
+    def on_cut(self, cause: CutCause) -> None:
+        """The server ended or refused a connection."""
+        cell = self._books.at["connections_cut_total", cause]
+        with self._lock:
+            self._books.cells[cell] += 1
 
     def on_stream_send(self, ns: int) -> None:
         """One write to a stream took `ns` nanoseconds."""

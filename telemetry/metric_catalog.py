@@ -14,6 +14,7 @@ from engine.errors import RefusalCause
 from engine.request import END_CAUSES, FinishReason
 from engine.scheduler.decision import Guard, Overdraft, Reason
 from engine.scheduler.plan import StepKind
+from engine.server.observer import CutCause
 from invariants.catalog import CATALOG as LAWS
 from invariants.catalog import Group
 from telemetry.observe import BLOCKERS, TTFT_PARTS
@@ -106,8 +107,8 @@ _QUEUE: Final = (
         "finish_reason",
         tuple(FinishReason),
     ),
-    _counter("requests_rejected_total", "What is turned away at the door, and why?", "cause", tuple(RefusalCause)),
     _counter("request_ends_total", "The same ends, by what caused each.", "cause", tuple(sorted(END_CAUSES))),
+    _counter("requests_rejected_total", "What is turned away at the door, and why?", "cause", tuple(RefusalCause)),
     _gauge("requests", "Where is every live request now?", "state", tuple(LiveState)),
     _gauge(
         "waiting_by_blocker",
@@ -227,13 +228,20 @@ _OBSERVER: Final = (
     _counter("violations_total", "Which law broke?", "id", tuple(law.id for law in LAWS)),
     _counter("invariant_check_seconds_total", "What does checking cost?", "tier", TIERS, NS),
     _counter("client_disconnects_total", "Are clients giving up?"),
+    _counter("connections_cut_total", "Which connections does the server end or refuse?", "cause", tuple(CutCause)),
     _histogram("stream_send_seconds", "Is the client or the server slow to take tokens?", SEC_STEP),
     _gauge("heartbeat_timestamp_seconds", "When did the loop last turn?", scale=NS),
 )
 
 #: Families filled by threads of the front end instead of the engine thread.
 FRONT_END: Final = frozenset(
-    {"requests_received_total", "requests_rejected_total", "client_disconnects_total", "stream_send_seconds"}
+    {
+        "requests_received_total",
+        "requests_rejected_total",
+        "client_disconnects_total",
+        "connections_cut_total",
+        "stream_send_seconds",
+    }
 )
 
 #: All families of numbers. `build_info`, which has four labels with one value each, is made apart.

@@ -1,11 +1,16 @@
-"""Listening sockets. Owns: taking a port, or saying that it is taken and what to do."""
+"""Sockets. Owns: taking a port, or saying that it is taken and what to do; room for the connections to come."""
 
 from __future__ import annotations
 
 import errno
+import resource
 import socket
+from typing import Final
 
 from engine.errors import ConfigError
+
+#: Files that a server needs beside its connections: journal, model, listener, event loop, threads of libraries.
+_OTHER_FILES: Final = 192
 
 
 class PortTaken(ConfigError):
@@ -60,3 +65,20 @@ def free_port(host: str, wanted: int, *, avoid: frozenset[int] = frozenset()) ->
         with bind_listener(host, 0) as listener:
             if port_of(listener) not in avoid:
                 return port_of(listener)
+
+
+def make_room_for_files(connections: int) -> None:
+    """Let this process open that many connections beside its files. Raises ConfigError when it may not.
+
+    Without room a server stops accepting, and then cannot write its journal either.
+    """
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigError(
+            f"server.max_connections={connections} needs {wanted} open files; this process may open {hard} "
+            "(`ulimit -Hn`)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -112,7 +112,9 @@ class FrontEnd:
     async def _accept(self, request: Request, kind: type[GenerationBody]) -> Response:
         accepted_ns = self._clock.now_ns()
         context: RequestContext = request.state.context
-        body = parse_body(kind, await read_body(request, self._config.max_body_bytes))
+        config = self._config
+        data = await read_body(request, config.max_body_bytes, config.receive_timeout_s, self._observer)
+        body = parse_body(kind, data)
         wanted, limit = num_choices(body), self._engine_thread.queue_limit
         if wanted > limit:  # before any work: a body of 4 MB can hold a million prompts
             raise invalid(f"{wanted} choices in one request; server.max_queued_requests={limit} bounds them", "prompt")
@@ -160,17 +162,19 @@ def create_app(
         yield
         await engine_thread.stop(config.drain_timeout_s)
 
+    observer = observer or NullObserver()
     front = FrontEnd(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
         model=model,
         config=config,
         clock=clock or MonotonicClock(),
-        observer=observer or NullObserver(),
+        observer=observer,
     )
     app = FastAPI(title="admitscope", version=version or "0", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.engine_thread = engine_thread
-    app.add_middleware(Gate, api_key=config.api_key)
+    app.state.observer = observer
+    app.add_middleware(Gate, config=config, observer=observer)
     _add_routes(app, front)
     for router in routers:
         app.include_router(router)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Final
 
@@ -9,19 +10,34 @@ from starlette.requests import Request
 
 from engine.errors import RefusalCause
 from engine.server.api_errors import ApiError
+from engine.server.observer import CutCause, FrontEndObserver
 
 #: A refused body is still read this far and this long, so that the client hears the refusal instead of a reset.
 _DISCARD_BYTES: Final = 64 * 1024 * 1024
 _DISCARD_S: Final = 5.0
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body, at most `limit` bytes. Raises ApiError 413, 415, or ClientDisconnect."""
+async def read_body(request: Request, limit: int, timeout_s: float, observer: FrontEndObserver) -> bytes:
+    """The body, at most `limit` bytes, within `timeout_s`. Raises ApiError 408, 413, 415, or ClientDisconnect."""
     _check_media_type(request.headers.get("content-type", ""))
     _check_encoding(request.headers.get("content-encoding", ""))
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > _DISCARD_BYTES:
         raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, limit)
+    except TimeoutError:
+        observer.on_cut(CutCause.BODY_LATE)
+        raise ApiError(
+            408,
+            f"the body was not complete after server.receive_timeout_s={timeout_s:g}",
+            code="request_timeout",
+            headers={"connection": "close"},
+        ) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     parts: list[bytes] = []
     size, deadline = 0, time.monotonic() + _DISCARD_S
     async for part in request.stream():

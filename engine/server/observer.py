@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Protocol
 
 from engine.errors import RefusalCause
+
+
+class CutCause(StrEnum):
+    """Why the server ended a connection, or refused it, before its client did."""
+
+    TOO_MANY = "too_many"
+    HEAD_LATE = "head_late"
+    HEAD_TOO_LARGE = "head_too_large"
+    BODY_LATE = "body_late"
+    NO_HTTP = "no_http"
+    NOT_TAKEN = "not_taken"
 
 
 class FrontEndObserver(Protocol):
@@ -30,6 +42,10 @@ class FrontEndObserver(Protocol):
         """The first token of a streamed request was written at `t_ns` on the engine's clock. Once per request."""
         ...
 
+    def on_cut(self, cause: CutCause) -> None:
+        """A connection was refused or ended by this server."""
+        ...
+
 
 class NullObserver:
     """Listens to nothing."""
@@ -43,3 +59,5 @@ class NullObserver:
     def on_stream_send(self, ns: int) -> None: ...
 
     def on_first_byte(self, rid: str, t_ns: int) -> None: ...
+
+    def on_cut(self, cause: CutCause) -> None: ...

@@ -31,9 +31,12 @@ _ERROR: Final[dict[str, Any]] = {
 _STATUSES: Final = {
     "400": "The request cannot be served as it is",
     "401": "No valid API key",
+    "403": "Without an API key only this machine is answered",
     "404": "The model is not served here",
+    "408": "The body did not come in time",
     "413": "The body is too large",
     "415": "The body is not JSON",
+    "431": "The head of the request is too large",
     "429": "The queue is full: see Retry-After and x-queue-depth",
     "503": "Shutting down, or the engine stopped",
 }

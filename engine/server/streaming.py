@@ -20,6 +20,7 @@ from engine.llm_engine import TokenOutput
 from engine.request import TURNED_AWAY, Cause, FinishReason
 from engine.server.api_errors import ApiError, from_refusal, turned_away, unavailable
 from engine.server.choices import Delta
+from engine.server.connection import EVENT_STREAM
 from engine.server.engine_thread import EngineThread
 from engine.server.intake import Intake
 from engine.server.mailbox import Sent
@@ -67,6 +68,7 @@ class _Wire:
         began = self._clock.now_ns()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         ended = self._clock.now_ns()
+        self.worst_send_ns = max(self.worst_send_ns, ended - began)
         if more and ended - began > _PUSHED_BACK_NS:
             # A write that had to wait also returns when the connection is cut, without an error and without writing.
             await self._notice()
@@ -74,7 +76,6 @@ class _Wire:
             self.first_byte_ns = ended if self.first_byte_ns is None else self.first_byte_ns
             self.last_byte_ns = ended
             self.bytes_sent += len(data)
-        self.worst_send_ns = max(self.worst_send_ns, ended - began)
         return ended - began
 
     async def _notice(self) -> None:
@@ -109,10 +110,11 @@ class GenerationResponse(Response):
         self._clock = clock
         self._observer = observer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the answer, or end the requests when the client goes first."""
         gone = asyncio.ensure_future(_disconnected(receive))
         wire = _Wire(send, self._clock, gone)
+        scope.setdefault("state", {})[EVENT_STREAM] = self._stream
         work = asyncio.ensure_future(self._write_stream(wire) if self._stream else self._write_whole(wire))
         complete = False
         try:
@@ -143,7 +145,6 @@ class GenerationResponse(Response):
             )
         )
 
-    async def _write_whole(self, wire: _Wire) -> None:
     async def _refuse(self, wire: _Wire, refused: TokenOutput) -> None:
         """Answer with a status instead of a stream, and end the other choices, which nobody will read."""
         self._engine_thread.abort(self._reply.live_rids, "another choice of the call was refused")
@@ -152,11 +153,12 @@ class GenerationResponse(Response):
         failure = _failure(refused.finish or FinishReason.REFUSED, refused.detail)
         await self._write_body(wire, failure.status, failure.headers, failure.body())
 
+    async def _write_whole(self, wire: _Wire) -> None:
         wholes = {rid: Delta() for rid in self._choices}
         while outputs := await self._reply.batch():
-            for output in outputs:
             if any(output.finish is FinishReason.REFUSED for output in outputs):
                 self._engine_thread.abort(self._reply.live_rids, "another choice of the call was refused")
+            for output in outputs:
                 delta = self._choices[output.rid].push(output)
                 if delta is not None:
                     whole = wholes[output.rid]
@@ -173,11 +175,11 @@ class GenerationResponse(Response):
             rendered = [self._envelope.whole_choice(choice.index, wholes[choice.rid]) for choice in choices]
             usage = usage_of(choices, self._intake.choices_per_prompt)
             status, headers, content = 200, {}, self._envelope.response(rendered, usage)
-        data = msgspec.json.encode(content)
         await self._write_body(wire, status, headers, content)
 
     @staticmethod
     async def _write_body(wire: _Wire, status: int, headers: dict[str, str], content: dict[str, Any]) -> None:
+        data = msgspec.json.encode(content)
         await wire.start(status, {"content-type": "application/json", "content-length": str(len(data)), **headers})
         await wire.write(data, more=False)
 
@@ -200,8 +202,8 @@ class GenerationResponse(Response):
                 for rid in unseen.intersection(output.rid for output in outputs):
                     unseen.discard(rid)
                     self._observer.on_first_byte(rid, self._clock.now_ns())
-        tail = _DONE
             outputs = []
+        tail = _DONE
         if self._envelope.include_usage and not any(choice.failure for choice in self._intake.choices):
             usage = usage_of(self._intake.choices, self._intake.choices_per_prompt)
             tail = _event(self._envelope.usage_event(usage)) + _DONE

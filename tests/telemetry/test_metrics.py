@@ -18,6 +18,7 @@ from engine.events import AdmissionDecided, StepCompleted, StepPlanned
 from engine.request import RequestState
 from engine.scheduler.decision import Reason
 from engine.scheduler.plan import StepTimes
+from engine.server.observer import CutCause
 from invariants.catalog import CATALOG as LAWS
 from telemetry.exposition import PLAIN, Exposition
 from telemetry.metric_catalog import CATALOG, count_samples
@@ -345,12 +346,15 @@ def test_the_front_end_counts_from_its_own_threads() -> None:
     front.on_disconnect()
     for cause in RefusalCause:
         front.on_rejected(cause)
+    for cut in CutCause:
+        front.on_cut(cut)
     front.on_stream_send(70_000)
     samples = scraped.scrape()
     assert samples["requests_received_total", ()] == samples["client_disconnects_total", ()] == 1
     assert {
         labels[0][1]: n for (name, labels), n in samples.items() if name == "requests_rejected_total"
     } == dict.fromkeys(map(str, RefusalCause), 1)
+    assert all(samples["connections_cut_total", (("cause", cut),)] == 1 for cut in CutCause)
     assert samples["stream_send_seconds_sum", ()] == 7e-05
     scraped.run.add("a", 8, 3)
     scraped.run.timed_step()

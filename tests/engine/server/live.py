@@ -22,6 +22,7 @@ from engine.llm_engine import LLMEngine
 from engine.server.app import create_app
 from engine.server.engine_thread import EngineThread
 from engine.server.intake import ServedModel
+from engine.server.observer import CutCause
 from engine.server.serve import build_server
 from engine.text.stops import stop_watchers
 from engine.text.tokenizer import ByteTokenizer, Tokenizer
@@ -82,6 +83,7 @@ class CountingObserver:
         self.received = 0
         self.rejected: Counter[RefusalCause] = Counter()
         self.disconnects = 0
+        self.cuts: Counter[CutCause] = Counter()
         self.sends = 0
         self.first_bytes: dict[str, int] = {}
 
@@ -93,6 +95,9 @@ class CountingObserver:
 
     def on_disconnect(self) -> None:
         self.disconnects += 1
+
+    def on_cut(self, cause: CutCause) -> None:
+        self.cuts[cause] += 1
 
     def on_first_byte(self, rid: str, t_ns: int) -> None:
         self.first_bytes[rid] = t_ns
@@ -132,13 +137,13 @@ class LiveServer:
             wrap_engine(self.engine),
             max_queued_requests=config.server.max_queued_requests,
             max_running_requests=config.scheduler.max_running_requests,
+            queue_timeout_s=config.server.queue_timeout_s,
+            displaces=config.scheduler.enable_priority_scheduling,
         )
         app = create_app(
             engine_thread=self.thread,
             tokenizer=self.tokenizer,
             model=ServedModel(info.model, info.max_context_tokens, info.vocab_size),
-            queue_timeout_s=config.server.queue_timeout_s,
-            displaces=config.scheduler.enable_priority_scheduling,
             config=config.server,
             observer=self.observer,
             routers=routers,
@@ -165,6 +170,11 @@ class LiveServer:
 
     def assert_nothing_held(self) -> None:
         """No request, page, lock or row is held by anybody."""
+        self.assert_nothing_held_by_the_engine()
+        until(lambda: self.thread.open_replies == 0, "every reply ended")
+
+    def assert_nothing_held_by_the_engine(self) -> None:
+        """The same, whatever clients have yet to read."""
         until(lambda: not self.snapshot().requests, "every request ended")
         state = self.snapshot()
         self.thread.call(lambda: self.checker.audit(self.engine.snapshot())).result(DEADLINE_S)
@@ -179,7 +189,6 @@ class LiveServer:
         assert all(node.lock_count == 0 for node in state.kv.nodes if node.node != node.parent)
         assert len(state.kv.free_rows) == self.config.scheduler.max_running_requests
         assert len(self.engine.tokens) == 0
-        until(lambda: self.thread.open_replies == 0, "every reply ended")
 
     def begin_stop(self) -> None:
         self.server.should_exit = True

@@ -35,7 +35,7 @@ def sent_of(live: Any) -> list[Any]:
 def leave(live: Any, body: dict[str, Any], when: Callable[[], Any], path: str = "/v1/completions") -> None:
     """Send a request, read nothing, wait until `when()` holds, and cut the connection."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", live.port))
@@ -104,7 +104,7 @@ def test_leaving_before_the_body_is_complete(serve: Any) -> None:
 
     async def half() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", live.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         await writer.drain()
         await asyncio.to_thread(until, lambda: live.observer.received == 1)
         writer.close()
