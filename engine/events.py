@@ -46,6 +46,7 @@ class RequestArrived(Event, frozen=True, tag=True):
     """A request entered the core (an input). `page_keys` is packed little-endian int64, one per full prompt page.
 
     accepted_ns          when the HTTP layer (or caller) took it
+    trace_sampled        the caller asked for its trace to be kept
     requested_new_tokens before the clamp to the pool; `max_new_tokens` is after it
     """
 
@@ -61,6 +62,7 @@ class RequestArrived(Event, frozen=True, tag=True):
     accepted_ns: int
     trace_id: str = ""
     parent_span_id: str = ""
+    trace_sampled: bool = False
 
 
 class AbortRequested(Event, frozen=True, tag=True):

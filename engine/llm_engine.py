@@ -33,6 +33,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     accepted_ns: int = 0
     trace_id: str = ""
     parent_span_id: str = ""
+    trace_sampled: bool = False
 
 
 class TokenOutput(msgspec.Struct, frozen=True):
@@ -119,6 +120,7 @@ class LLMEngine:
                     accepted_ns=request.accepted_ns,
                     trace_id=request.trace_id,
                     parent_span_id=request.parent_span_id,
+                    trace_sampled=request.trace_sampled,
                 ),
                 self._clock.now_ns(),
             )

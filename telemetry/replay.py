@@ -228,6 +228,7 @@ def _arrival(event: RequestArrived) -> Arrival:
         accepted_ns=event.accepted_ns,
         trace_id=event.trace_id,
         parent_span_id=event.parent_span_id,
+        trace_sampled=event.trace_sampled,
     )
 
 

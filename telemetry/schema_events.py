@@ -93,6 +93,8 @@ class RequestArrivedRecord(EventRecord):
     """W3C trace id of the caller; empty when it sent none."""
     parent_span_id: str
     """The caller's span."""
+    trace_sampled: bool = False
+    """The caller's sampled flag: it asked for this trace to be kept."""
 
     def keys(self) -> NDArray[np.int64]:
         """The page keys, unpacked: int64 [full pages], read-only."""

@@ -47,6 +47,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     accepted_ns: int = 0
     trace_id: str = ""
     parent_span_id: str = ""
+    trace_sampled: bool = False
 
 
 class Scheduler:
@@ -119,6 +120,7 @@ class Scheduler:
                 arrival.accepted_ns,
                 arrival.trace_id,
                 arrival.parent_span_id,
+                arrival.trace_sampled,
             )
         )
         publisher.transitioned(request, None, Cause.ARRIVE, row=None)

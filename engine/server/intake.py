@@ -104,6 +104,7 @@ async def take_in(
                     accepted_ns=accepted_ns,
                     trace_id=context.trace_id,
                     parent_span_id=context.parent_span_id,
+                    trace_sampled=context.is_sampled,
                 )
             )
             choices.append(

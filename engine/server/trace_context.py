@@ -34,6 +34,11 @@ class RequestContext:
     flags: str
 
     @property
+    def is_sampled(self) -> bool:
+        """The caller's sampled flag."""
+        return bool(int(self.flags, 16) & 1)
+
+    @property
     def traceparent(self) -> str:
         """The response header: the caller's trace and our span."""
         return f"00-{self.trace_id}-{self.internal_id[:16]}-{self.flags}"

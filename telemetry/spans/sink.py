@@ -1,0 +1,266 @@
+"""SpanSink. Owns: turning the event stream into finished spans, for those requests and steps that are worth it.
+
+Feed it from a worker thread (`BufferedSink`). It follows every request with a timeline of its own and builds nothing
+until a request ends; a caller that never reports the end of its response is closed after 4,096 others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Final, Protocol
+
+from engine.events import (
+    AnyEvent,
+    EngineStarted,
+    PagesMoved,
+    RequestArrived,
+    RequestTransitioned,
+    ResponseSent,
+    StepCompleted,
+    StepPlanned,
+)
+from engine.request import Cause, RequestState
+from engine.scheduler.plan import StepKind
+from telemetry.request_timeline import RequestTimeline
+from telemetry.spans.draft import SpanDraft, request_span_id, request_trace_id
+from telemetry.spans.keep import KeepRule, TokenBucket
+from telemetry.spans.request_tree import RequestTree
+from telemetry.spans.stays import TraceFacts
+from telemetry.spans.step_tree import StepKeeper, step_spans
+from telemetry.stalls import StepLog
+from telemetry.timeline import TimelineTracker
+
+_ENDED_KEPT: Final = 4_096
+_STEPS_KEPT: Final = 8_192
+_PAGE_BYTES: Final = 4
+_NOTES_KEPT: Final = 1_000
+
+
+class SpanOutput(Protocol):
+    """Where finished spans go. Neither call may block."""
+
+    def start(self, engine: EngineStarted) -> None:
+        """A new engine: its clock and its name."""
+
+    def send(self, spans: list[SpanDraft]) -> None:
+        """All spans of one request or one step."""
+
+    def refuse(self, spans: int) -> None:
+        """`spans` spans were worth keeping, and the rate did not allow them."""
+
+    def close(self) -> None:
+        """Send what waits and stop."""
+
+
+class ViolationNote(Protocol):
+    """What is read of a broken law."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def expected(self) -> str: ...
+    @property
+    def found(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def rid(self) -> str | None: ...
+
+
+class SpanSink:
+    """Builds spans of one engine's events.
+
+    expects_responses  a server reports each response's end; a request's tree is built then
+    max_traces_per_s   of requests; steps have a bucket of the same size
+    """
+
+    def __init__(
+        self,
+        output: SpanOutput,
+        *,
+        expects_responses: bool,
+        sample_ratio: float = 0.01,
+        max_traces_per_s: float = 50.0,
+        ttft_ns: int = 1_000_000_000,
+        gap_ns: int = 250_000_000,
+    ) -> None:
+        self._output = output
+        self._expects_responses = expects_responses
+        self._gap_ns = gap_ns
+        self._rule = KeepRule(sample_ratio=sample_ratio, ttft_ns=ttft_ns, gap_ns=gap_ns)
+        self._rate = max_traces_per_s
+        self._notes: deque[ViolationNote] = deque(maxlen=_NOTES_KEPT)
+        self._closed = False
+        self._begin("", "")
+
+    def _begin(self, engine_id: str, model: str) -> None:
+        self._engine_id = engine_id
+        self._log = StepLog()
+        self._tree = RequestTree(
+            engine_id=engine_id,
+            model=model,
+            cause_of=lambda start, end, queued: self._log.cause(start, end, queued=queued),
+            gap_ns=self._gap_ns,
+        )
+        self._timeline = TimelineTracker(self, expects_responses=self._expects_responses, keep_detail=True)
+        self._facts: dict[str, TraceFacts] = {}
+        self._ended: OrderedDict[str, RequestTimeline] = OrderedDict()
+        self._row_of: dict[str, int] = {}
+        self._claims: dict[str, int] = {}
+        self._plans: dict[int, StepPlanned] = {}
+        self._keeper = StepKeeper()
+        self._kept_steps: OrderedDict[int, None] = OrderedDict()
+        self._buckets = (TokenBucket(self._rate), TokenBucket(self._rate))
+        self._broken: dict[int, list[tuple[str, str, str]]] = {}
+        self._now_ns = 0
+
+    def note_violation(self, violation: ViolationNote) -> None:
+        """A law broke. May be called from the engine thread: it only appends."""
+        self._notes.append(violation)
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def emit(self, event: AnyEvent) -> None:
+        """Take one event."""
+        self._now_ns = event.t_ns
+        match event:
+            case EngineStarted():
+                self._begin(event.engine_id, event.model)
+                self._output.start(event)
+            case RequestArrived():
+                self._arrived(event)
+            case RequestTransitioned():
+                self._transitioned(event)
+            case PagesMoved() if event.cause == "claim":
+                self._claims[event.owner] = self._claims.get(event.owner, 0) + len(event.pages) // _PAGE_BYTES
+            case StepPlanned():
+                self._planned(event)
+        self._timeline.apply(event)
+        match event:
+            case StepCompleted():
+                self._completed(event)
+            case ResponseSent() if event.rid in self._ended:
+                self._finish(self._ended.pop(event.rid))
+
+    def _arrived(self, event: RequestArrived) -> None:
+        trace_id = request_trace_id(event.trace_id, self._engine_id, event.rid, event.accepted_ns)
+        parent = int(event.parent_span_id, 16) if event.parent_span_id else None
+        facts = TraceFacts(trace_id, parent, caller_sampled=event.trace_sampled)
+        facts.enter(event.t_ns, Cause.ARRIVE, 0)
+        previous = self._ended.pop(event.rid, None)  # an id used again before its response was reported
+        if previous is not None:
+            self._finish(previous)
+        self._facts[event.rid] = facts
+
+    def _transitioned(self, event: RequestTransitioned) -> None:
+        facts = self._facts.get(event.rid)
+        if facts is None:
+            return
+        if event.source is RequestState.WAITING:
+            facts.leave(event.t_ns)
+        elif event.target is RequestState.WAITING and event.source is not None:
+            facts.enter(event.t_ns, event.cause, event.computed_len)
+        if event.row is None:
+            self._row_of.pop(event.rid, None)
+        else:
+            self._row_of[event.rid] = event.row
+
+    def _planned(self, event: StepPlanned) -> None:
+        claims, self._claims = self._claims, {}
+        for row in event.prefills:
+            facts = self._facts.get(row.rid)
+            if facts is not None:
+                facts.claimed[event.step] = claims.get(f"r:{self._row_of.get(row.rid)}", 0)
+        if event.kind is not StepKind.IDLE:
+            self._plans[event.step] = event
+
+    def _completed(self, event: StepCompleted) -> None:
+        plan = self._plans.pop(event.step, None)
+        if plan is None:
+            return
+        self._log.add(plan, event)
+        self._take_notes()
+        broken = self._broken.pop(event.step, [])
+        why = self._keeper.why(plan, event, violated=bool(broken))
+        if why is None:
+            return
+        spans = step_spans(
+            plan,
+            event,
+            engine_id=self._engine_id,
+            kept_because=why,
+            violations=broken,
+            span_of=self._span_of,
+        )
+        if not self._buckets[1].take(event.t_ns):
+            self._output.refuse(len(spans))
+            return
+        self._kept_steps[event.step] = None
+        if len(self._kept_steps) > _STEPS_KEPT:
+            self._kept_steps.popitem(last=False)
+        self._output.send(spans)
+
+    def _span_of(self, rid: str) -> tuple[int, int] | None:
+        facts = self._facts.get(rid)
+        return None if facts is None else (facts.trace_id, request_span_id(facts.trace_id, rid))
+
+    def _take_notes(self) -> None:
+        while self._notes:
+            note = self._notes.popleft()
+            self._broken.setdefault(note.step, []).append((note.id, note.expected, note.found))
+            facts = self._facts.get(note.rid) if note.rid is not None else None
+            if facts is not None:
+                facts.violations.append((self._now_ns, note.id, note.expected, note.found))
+        while len(self._broken) > _NOTES_KEPT:
+            del self._broken[next(iter(self._broken))]
+
+    # -- what the timeline tells -----------------------------------------------------------------------------------
+
+    def on_admitted(self, request: RequestTimeline) -> None:
+        """Nothing to do: the end tells all."""
+
+    def on_first_token(self, request: RequestTimeline) -> None:
+        """Nothing to do."""
+
+    def on_ttft(self, request: RequestTimeline) -> None:
+        """Nothing to do."""
+
+    def on_gaps(self, gap_ns: int, count: int) -> None:
+        """Nothing to do."""
+
+    def on_finished(self, request: RequestTimeline) -> None:
+        """Keep it until its response has ended, or build its tree at once."""
+        if self._expects_responses and not request.response_done:
+            self._ended[request.rid] = request
+            if len(self._ended) > _ENDED_KEPT:
+                self._finish(self._ended.popitem(last=False)[1])
+        else:
+            self._finish(request)
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, request: RequestTimeline) -> None:
+        facts = self._facts.pop(request.rid, None)
+        self._row_of.pop(request.rid, None)
+        if facts is None:
+            return
+        self._take_notes()
+        why = self._rule.why(request, facts)
+        if why is None:
+            return
+        spans = self._tree.build(request, facts, kept_because=why, kept_steps=self._kept_steps)
+        if self._buckets[0].take(self._now_ns):
+            self._output.send(spans)
+        else:
+            self._output.refuse(len(spans))
+
+    def close(self) -> None:
+        """Close every open trace with `error.type` shutdown, then the output."""
+        if self._closed:
+            return
+        self._closed = True
+        for request in [*self._ended.values(), *self._timeline.live.values()]:
+            self._timeline.settle_tokens(request)
+            self._finish(request)
+        self._ended.clear()
+        self._output.close()
