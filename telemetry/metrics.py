@@ -145,6 +145,7 @@ class MetricsSink:
             self._set("ledger_limit_tokens", limit, ledger)
         self._set("kv_pages_capacity", event.num_pages)
         self._set("kv_pages", event.num_pages, "free")
+        self._set("new_token_ratio", round(scheduler.initial_new_token_ratio * NS))
         self._publish(event.t_ns)
 
     def _arrived(self, event: RequestArrived) -> None:
@@ -159,6 +160,9 @@ class MetricsSink:
 
     def _transitioned(self, event: RequestTransitioned) -> None:
         if event.target is RequestState.FINISHED:
+            if event.source is RequestState.WAITING:
+                # It leaves between two steps, and the next plan may be long in coming.
+                self._add_waiting_tokens(-event.prompt_len - event.output_len)
             self._publish(event.t_ns)
 
     def _decided(self, event: AdmissionDecided) -> None:
