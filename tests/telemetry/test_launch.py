@@ -36,9 +36,12 @@ SIMULATED = ("--executor.kind", "simulated", "--executor.simulated-step-ms", "1"
 class Served:
     """A running `admitscope serve`."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, limit_file_bytes: int | None = None) -> None:
+        words = [sys.executable, "-m", "telemetry.cli", "serve", "--server.port", "0", *SIMULATED, *flags]
+        if limit_file_bytes is not None:
+            words = ["prlimit", f"--fsize={limit_file_bytes}", *words]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "telemetry.cli", "serve", "--server.port", "0", *SIMULATED, *flags],
+            words,
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -64,8 +67,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Served]:
-    served = Served(folder, *flags)
+def serving(folder: Path, *flags: str, limit_file_bytes: int | None = None) -> Iterator[Served]:
+    served = Served(folder, *flags, limit_file_bytes=limit_file_bytes)
     try:
         assert served.url, served.process.communicate(timeout=60)
         yield served
@@ -319,14 +322,16 @@ def test_chunks_follow_the_flags(tmp_path: Path) -> None:
 
 def test_an_audit_recounts_the_engine_and_finds_what_events_did_not_say() -> None:
     with built(_command(on_violation="record")) as instance:
+        auditor = instance.checking.auditor
+        assert auditor is not None
         request = EngineRequest(rid="r", prompt_ids=tuple(range(40)), params=SamplingParams(max_new_tokens=8))
         instance.engine.add_request(request)
         instance.engine.step()
-        instance.auditor.audit()
+        auditor.audit()
         assert instance.checker.total_violations == 0
         assert instance.checker.ns_by_tier[2] > 0
         # A page that changes hands without an event is what only a recount sees.
         lease = instance.engine.scheduler.kv.leases["r"]
         instance.engine.scheduler.kv.pool._owners[int(lease.pages[0])] += 1
-        instance.auditor.audit()
+        auditor.audit()
         assert instance.checker.total_violations > 0
