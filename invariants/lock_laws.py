@@ -74,8 +74,10 @@ def settle(books: Shadow, report: Report) -> None:
 def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     """A refused request holds nothing and has no place in the plan."""
     planned: set[str] | None = None
+    # Where running requests gave way, who was refused for memory may have been looked at again, and admitted.
+    tried_again = {d.rid for d in books.decisions if d.reason in ADMITTED} if event.preempted else ()
     for decision in books.decisions:
-        if decision.reason in ADMITTED or decision.is_continuation:
+        if decision.reason in ADMITTED or decision.is_continuation or decision.rid in tried_again:
             continue
         request = books.requests.get(decision.rid)
         if planned is None:
