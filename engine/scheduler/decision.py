@@ -51,6 +51,8 @@ class Reason(StrEnum):
     NEVER_FITS = "never_fits"
     QUEUE_END = "queue_end"
 
+    __hash__ = str.__hash__  # that of Enum is a Python function, and every decision looks its reason up
+
     @property
     def verdict(self) -> Verdict:
         return VERDICTS[self]
@@ -110,6 +112,14 @@ class LedgerView(msgspec.Struct, frozen=True, gc=False):
     rem_chunk: int | None
     remaining_total: float
     remaining_current: int
+
+    def state(self) -> Result:
+        """Rule book 4a: NO_TOKEN when memory is spent, OTHER when compute or the slice is, else CONTINUE."""
+        if self.remaining_total <= 0 or self.remaining_current <= 0:
+            return Result.NO_TOKEN
+        if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
+            return Result.OTHER
+        return Result.CONTINUE
 
 
 class AdmissionDecision(msgspec.Struct, frozen=True, gc=False):

@@ -100,16 +100,15 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
         )
 
     def view(self) -> LedgerView:
+        kv = self.kv
+        room = kv.available_tokens - kv.pinned_tokens
         return LedgerView(
-            self.compute.remaining, self.chunk.remaining, self.kv.remaining_total, self.kv.remaining_current
+            self.compute.limit_tokens - self.compute.spent_tokens,
+            self.chunk.remaining,
+            room - kv.total_offset,
+            room - kv.current_offset,
         )
 
     def state(self) -> Result:
-        """Rule book 4a: NO_TOKEN when memory is spent, OTHER when compute or the slice is, else CONTINUE."""
-        if self.kv.remaining_total <= 0 or self.kv.remaining_current <= 0:
-            return Result.NO_TOKEN
-        if self.compute.remaining <= 0:
-            return Result.OTHER
-        if self.chunk.remaining is not None and self.chunk.remaining <= 0:
-            return Result.OTHER
-        return Result.CONTINUE
+        """Rule book 4a, of what is left."""
+        return self.view().state()

@@ -85,7 +85,7 @@ def _common(state: SchedulerState, now_ns: int, kind: StepKind, facts: StepFacts
             "considered": tuple(passed.considered.items()),
             "chunk_limit": facts.chunk_limit,
             "budget_open": facts.budget_open.view(),
-            "budget_close": passed.budget.view(),
+            "budget_close": passed.left,
             "mixed_rows": facts.mixed,
             "guards": facts.guards + tuple(passed.guards),
         }
@@ -251,48 +251,54 @@ class _Pass:
     def _candidates(self) -> PassEnd:
         """Step 4: each waiting request in order, until something stops the pass."""
         state, adder = self._state, self._adder
-        preempts = state.config.enable_priority_preemption
-        continuation_row = 1 if state.continuation is not None else 0
-        if adder.state.decisions and not adder.state.decisions[-1].is_admitted:
+        passed, preempts = adder.state, state.config.enable_priority_preemption
+        if passed.decisions and not passed.decisions[-1].is_admitted:
             # A parked continuation keeps its place: admitting others would take the memory it waits for.
-            return self._end("result", adder.state.decisions[-1].reason, state.continuation, 0)
+            return self._end("result", passed.decisions[-1].reason, state.continuation, 0)
         delayed = self._delay()
         if delayed is not None:
             return delayed
+        rows = self._rows()
         for index, request in enumerate(state.candidates(self._now_ns)):
-            members = adder.state.members
+            members = len(passed.members)
             if self._full and not preempts:
                 adder.refuse_untried(request, Reason.FULL_FLAG_SET, 1, 0, prefix_len=self._matched(request))
                 return self._end("slots", Reason.FULL_FLAG_SET, request, index)
-            if adder.state.budget.state() is Result.OTHER:
-                spent = adder.state.budget.compute.remaining <= 0
+            if passed.standing is Result.OTHER:
+                spent = passed.left.rem_input <= 0
                 return self._end(
                     "budget", Reason.COMPUTE_EXHAUSTED if spent else Reason.CHUNK_EXHAUSTED, request, index
                 )
-            held = continuation_row if members and continuation_row else 0
-            rows = min(
-                state.config.max_running_requests - len(adder.running),
-                state.kv.free_rows + held + len(adder.state.preempted),
-            )
-            if len(members) >= rows:
+            if members >= rows:
                 self._full = True
             if self._full and not (
                 preempts and adder.preempt_for(request, state.importance, request.last_candidate_extend)
             ):
-                adder.refuse_untried(
-                    request, Reason.ROWS_EXHAUSTED, len(members) + 1, rows, prefix_len=self._matched(request)
-                )
+                prefix_len = self._matched(request)
+                adder.refuse_untried(request, Reason.ROWS_EXHAUSTED, members + 1, rows, prefix_len=prefix_len)
                 return self._end("slots", Reason.ROWS_EXHAUSTED, request, index)
             decision = adder.consider(request)
+            if preempts:
+                decision = adder.preempt_for_memory(request, state.importance) or decision
+                rows = self._rows()
             if decision.result is Result.CONTINUE:
                 continue
             reason = decision.reason
             if decision.result is Result.NO_TOKEN:
-                self._full = bool(members or adder.running)
+                self._full = bool(passed.members or adder.running)
             if decision.is_admitted:
                 reason = self._spent_reason()
             return self._end("result", reason, request, index + 1 if decision.is_admitted else index)
         return self._end("queue_end", Reason.QUEUE_END, None, len(state.waiting))
+
+    def _rows(self) -> int:
+        """Members that this pass may have: its continuation has its row already, whoever is preempted gives one."""
+        state, adder = self._state, self._adder
+        held = 1 if state.continuation is not None else 0
+        return min(
+            state.config.max_running_requests - len(adder.running),
+            state.kv.free_rows + held + len(adder.state.preempted),
+        )
 
     def _delay(self) -> PassEnd | None:
         """The end of the pass in front of the first new prompt, when a delayer says so."""
@@ -320,12 +326,12 @@ class _Pass:
 
     def _spent_reason(self) -> Reason:
         """Which ledger an admission used up."""
-        budget = self._adder.state.budget
-        if budget.kv.remaining_total <= 0:
+        left = self._adder.state.left
+        if left.remaining_total <= 0:
             return Reason.KV_TOTAL_EXHAUSTED
-        if budget.kv.remaining_current <= 0:
+        if left.remaining_current <= 0:
             return Reason.KV_NOW_EXHAUSTED
-        if budget.compute.remaining <= 0:
+        if left.rem_input <= 0:
             return Reason.COMPUTE_EXHAUSTED
         return Reason.CHUNK_EXHAUSTED
 

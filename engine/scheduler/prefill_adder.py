@@ -64,8 +64,8 @@ class PrefillAdder:
         Refused, it is parked: it keeps its place and its memory and waits. A guard parks it where the reference would
         compute 0 tokens or less, or claim pages that the pool does not have.
         """
-        before = self.state.budget
-        extend = self._accounting.continue_by(request, before, cap=cap, unit=self._units.later)
+        before = self.state.left
+        extend = self._accounting.continue_by(request, self.state.budget, cap=cap, unit=self._units.later)
         if self._config.guards and not isinstance(extend, Refusal):
             extend = self._guarded(request, extend)
         if isinstance(extend, Refusal):
@@ -80,7 +80,8 @@ class PrefillAdder:
                 is_continuation=True,
             )
         is_cut = request.computed_len + extend < request.seq_len
-        self._admit(request, request.computed_len, extend, is_cut=is_cut, pins=_NO_PINS)
+        pages = self._pages_for(request, request.computed_len, extend)
+        self._admit(request, request.computed_len, extend, is_cut=is_cut, pins=_NO_PINS, pages=pages)
         return self.state.admitted(
             request,
             prefix_len=request.computed_len,
@@ -108,12 +109,12 @@ class PrefillAdder:
 
     def consider(self, request: Request) -> AdmissionDecision:
         """Steps 4c to 4h for one waiting request. `result` says what happens to the next one."""
-        keys = request.keys.first((request.seq_len - 1) // self._kv.page_size)
+        state, size, seq_len = self.state, self._kv.page_size, request.seq_len
+        keys = request.keys.first((seq_len - 1) // size)
         match = self._kv.match(keys)
-        prefix_len = match.pages * self._kv.page_size
-        state = self.state
+        prefix_len = match.pages * size
         state.touches.append((request.rid, len(keys)))
-        state.considered[request.rid] = request.seq_len - prefix_len
+        state.considered[request.rid] = seq_len - prefix_len
         limit = self._config.prefill_max_requests
         if limit is not None and len(state.members) >= limit:
             count = len(state.members)
@@ -122,21 +123,22 @@ class PrefillAdder:
             return self._consider_known_length(request)
         pins = self._kv.path_cost(match, state.pinned, state.unlocked)
         need = self._accounting.need(request, prefix_len)
-        test = (need, state.budget.kv.remaining_total - pins.pages * self._kv.page_size)
-        if not self._accounting.fits(*test):
+        have = state.left.remaining_total - pins.pages * size
+        if not self._accounting.fits(need, have):
             reason = Reason.KV_TOTAL_EXHAUSTED
-            return state.refused(request, prefix_len, Result.NO_TOKEN, reason, *test, kv_test=test)
-        extend = self._slice(prefix_len, request.seq_len - prefix_len)
+            return state.refused(request, prefix_len, Result.NO_TOKEN, reason, need, have, kv_test=(need, have))
+        extend = self._slice(prefix_len, seq_len - prefix_len)
         if isinstance(extend, Refusal):
-            return state.refused(request, prefix_len, Result.OTHER, *extend, kv_test=test)
+            return state.refused(request, prefix_len, Result.OTHER, *extend, kv_test=(need, have))
+        pages = self._pages_for(request, prefix_len, extend)
         if self._config.guards:
-            pages, room = self._pages_for(request, prefix_len, extend), self.room_pages() - pins.pages
+            room = self.room_pages() - pins.pages
             if pages > room:
                 state.guards.append(Guard.ALLOC_MISS)
-                sides = (pages * self._kv.page_size, room * self._kv.page_size)
+                sides = (pages * size, room * size)
                 reason = Reason.KV_NOW_EXHAUSTED
-                return state.refused(request, prefix_len, Result.NO_TOKEN, reason, *sides, kv_test=test)
-        return self._take(request, prefix_len, extend, pins=pins, kv_test=test)
+                return state.refused(request, prefix_len, Result.NO_TOKEN, reason, *sides, kv_test=(need, have))
+        return self._take(request, prefix_len, extend, pins=pins, pages=pages, kv_test=(need, have))
 
     def refuse_untried(
         self, request: Request, reason: Reason, need: float, have: float, *, prefix_len: int
@@ -171,6 +173,29 @@ class PrefillAdder:
             state.preempted.append(victim.rid)
             self.running.remove(victim)
         return bool(victims)
+
+    def preempt_for_memory(self, request: Request, importance: Callable[[Request], int]) -> AdmissionDecision | None:
+        """After `request` was refused for K/V memory: admit it by releasing running requests. None: that does not help,
+        and nothing has changed.
+
+        The refusal stays in the record: it says what was lacking; who gave way stands in the plan.
+        """
+        state, refused = self.state, self.state.decisions[-1]
+        if refused.is_admitted or refused.result is not Result.NO_TOKEN or not self._accounting.preempts_for_memory:
+            return None
+        before = (state.budget, list(self.running), dict(state.unlocked), list(state.preempted), list(state.guards))
+        refusals = len(state.decisions)
+        touch = state.touches.pop()
+        if self.preempt_for(request, importance, state.considered[request.rid]):
+            again = self.consider(request)
+            if again.is_admitted:
+                return again
+            # Whoever it takes, it would not get in: nobody gives way for nothing.
+            del state.decisions[refusals:]
+            state.touches.pop()
+        state.budget, self.running, state.unlocked, state.preempted, state.guards = before
+        state.touches.append(touch)
+        return None
 
     def _gives_back(self) -> Callable[[Request], float]:
         """What a victim gives back: its promise and, where the accounting counts them, pages. In the order asked."""
@@ -215,7 +240,7 @@ class PrefillAdder:
         if extend < candidate and self._slot_taken():
             sides = (candidate, rem_chunk or 0)
             return self.state.refused(request, 0, Result.OTHER, Reason.CHUNK_SLOT_TAKEN, *sides)
-        return self._take(request, 0, extend, pins=_NO_PINS)
+        return self._take(request, 0, extend, pins=_NO_PINS, pages=self._pages_for(request, 0, extend))
 
     def _alone_with_room(self, request: Request) -> bool:
         """A guard: where nobody else holds memory, a second refusal of what was accepted would be one for ever."""
@@ -274,12 +299,13 @@ class PrefillAdder:
         extend: int,
         *,
         pins: PathCost,
+        pages: int,
         kv_test: tuple[float, float] | None = None,
     ) -> AdmissionDecision:
-        """Admit a waiting request, whole or cut."""
-        before = self.state.budget
+        """Admit a waiting request, whole or cut. `pages`: what this piece claims."""
+        before = self.state.left
         is_cut = prefix_len + extend < request.seq_len
-        self._admit(request, prefix_len, extend, is_cut=is_cut, pins=pins)
+        self._admit(request, prefix_len, extend, is_cut=is_cut, pins=pins, pages=pages)
         return self.state.admitted(
             request,
             prefix_len=prefix_len,
@@ -287,12 +313,14 @@ class PrefillAdder:
             is_cut=is_cut,
             before=before,
             reason=Reason.ADMITTED_FIRST_CHUNK if is_cut else Reason.ADMITTED_WHOLE,
-            result=self.state.budget.state(),
+            result=self.state.standing,
             reserved=self._accounting.reserved(request, is_cut=is_cut),
             kv_test=kv_test,
         )
 
-    def _admit(self, request: Request, prefix_len: int, extend: int, *, is_cut: bool, pins: PathCost) -> None:
+    def _admit(
+        self, request: Request, prefix_len: int, extend: int, *, is_cut: bool, pins: PathCost, pages: int
+    ) -> None:
         """Charge it, pin its prefix, count its claim."""
         state = self.state
         cost = self._accounting.price(
@@ -304,7 +332,7 @@ class PrefillAdder:
         )
         state.budget = state.budget.charge(cost)
         state.pinned.update(pins.depths)
-        state.claimed_pages += self._pages_for(request, prefix_len, extend)
+        state.claimed_pages += pages
         self._members.append(request)
         state.members.append(PrefillRow(request.rid, prefix_len, extend, not is_cut))
         if is_cut:
