@@ -86,7 +86,7 @@ class LLMEngine:
         )
         self._cached_tokens: dict[str, int] = {}
         self._prompt_tokens: dict[str, int] = {}
-        #: Ends that the next step hands out, by rid. Until then the id is not free again: whose end would it be?
+        #: Ends not handed out yet, by rid. Until a step has returned them the id is not free: whose end would it be?
         self._pending_ends: dict[str, TokenOutput] = {}
         self._dead: str | None = None
         self._condemned: Exception | None = None
@@ -204,15 +204,17 @@ class LLMEngine:
         if self._condemned is not None:
             self._dead = f"{type(self._condemned).__name__}: {self._condemned}"
             raise self._condemned
-        outputs, self._pending_ends = list(self._pending_ends.values()), {}
-        if not self.scheduler.state.has_work and self._was_idle:
-            return outputs
-        try:
-            outputs.extend(self._run_step())
-        except Exception as error:
-            # Whatever broke here broke between writes: the state can no longer be trusted.
-            self._dead = f"{type(error).__name__}: {error}"
-            raise
+        ends = tuple(self._pending_ends.items())
+        outputs = [output for _, output in ends]
+        if self.scheduler.state.has_work or not self._was_idle:
+            try:
+                outputs.extend(self._run_step())
+            except Exception as error:
+                # Whatever broke here broke between writes: the state can no longer be trusted.
+                self._dead = f"{type(error).__name__}: {error}"
+                raise
+        for rid, _ in ends:
+            del self._pending_ends[rid]
         return outputs
 
     def _run_step(self) -> list[TokenOutput]:

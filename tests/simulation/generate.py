@@ -6,7 +6,20 @@ from random import Random
 from typing import NamedTuple
 
 from tests.simulation.configs import draw_config
-from tests.simulation.scenario import PHASES, Abort, AnyOp, Arrive, Fail, Jump, Miss, Respond, Scenario, Slow
+from tests.simulation.scenario import (
+    PHASES,
+    Abort,
+    AnyOp,
+    Arrive,
+    Displace,
+    Expire,
+    Fail,
+    Jump,
+    Miss,
+    Respond,
+    Scenario,
+    Slow,
+)
 
 _SECOND = 1_000_000_000
 
@@ -81,7 +94,11 @@ class _Writer:
         for _ in range(self._times(episode.arrivals)):
             self._arrive(at)
         for _ in range(self._times(episode.aborts)):
-            self.ops.append(Abort(at=at, phase=rng.choice(PHASES), pick=rng.randrange(8)))
+            self.ops.append(Abort(at=at, phase=rng.choice(PHASES), pick=rng.randrange(8), twice=rng.random() < 0.1))
+            if rng.random() < 0.1:
+                self.ops.append(Expire(at=at, limit_ns=rng.choice([0, 10_000_000, _SECOND])))
+            if rng.random() < 0.2:
+                self.ops.append(Displace(at=at, priority=rng.choice([0, 3, 9]), count=rng.choice([1, 1, 2])))
         if rng.random() < episode.faults:
             self.ops.append(Fail(at=at, spoiled=rng.choice([0, 50, 100])))
         if rng.random() < episode.misses:
@@ -124,7 +141,7 @@ class _Writer:
                 priority=rng.choice([None, 0, 1, 5, 9]),
                 routing_key=rng.choice([None, None, "a", "b"]),
                 in_flight=rng.random() < 0.15,
-                late_ns=rng.choice([0, 0, 0, 2_000_000, -1_000_000]),
+                late_ns=rng.choice([0, 0, 0, 2_000_000]),
             )
         )
 

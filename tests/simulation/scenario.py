@@ -30,7 +30,7 @@ class Arrive(Op, frozen=True, kw_only=True, tag="arrive", omit_defaults=True):
     """A request: `share` tokens of the text that its `family` has in common, then `own` tokens made from `salt`.
 
     in_flight  it comes while the executor computes
-    late_ns    how long before its entry to the engine it was accepted; below 0: a caller whose clock is ahead
+    late_ns    how long before its entry to the engine it was accepted
     """
 
     rid: str
@@ -49,10 +49,27 @@ class Arrive(Op, frozen=True, kw_only=True, tag="arrive", omit_defaults=True):
 
 
 class Abort(Op, frozen=True, kw_only=True, tag="abort", omit_defaults=True):
-    """End the request number `pick` (modulo their count) of those in `phase`; nothing when none is."""
+    """End the request number `pick` (modulo their count) of those in `phase`; nothing when none is.
+
+    twice   whoever asked asks again at once
+    """
 
     phase: Phase
     pick: int = 0
+    twice: bool = False
+
+
+class Expire(Op, frozen=True, kw_only=True, tag="expire"):
+    """Whoever has waited this long for a first admission is refused after all."""
+
+    limit_ns: int
+
+
+class Displace(Op, frozen=True, kw_only=True, tag="displace", omit_defaults=True):
+    """`count` less important ones that wait give way to one of `priority`."""
+
+    priority: int | None = None
+    count: int = 1
 
 
 class Fail(Op, frozen=True, kw_only=True, tag="fail", omit_defaults=True):
@@ -85,7 +102,7 @@ class Respond(Op, frozen=True, kw_only=True, tag="respond", omit_defaults=True):
     disconnected: bool = False
 
 
-AnyOp = Arrive | Abort | Fail | Miss | Slow | Jump | Respond
+AnyOp = Arrive | Abort | Expire | Displace | Fail | Miss | Slow | Jump | Respond
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,6 +105,7 @@ def _all() -> frozenset[str]:
     keys |= {f"page size:{size}" for size in (1, 2, 16, 64)}
     keys |= {"miss:prefill", "miss:decode", "refused:invalid", "refused:never_fits"}
     keys |= {"id:again", "id:still live", "arrival:in flight", "arrival:stayed away", "engine:idle", "clock:back"}
+    keys |= {"end:refused/queue_timeout", "end:refused/displaced"}
     keys |= {"clock:on", "executor:slow", "end:stop/eos", "end:stop/stop_token", "end:length/", "end:abort/"}
     keys |= {"end:length/kv_pool_exhausted", "end:error/executor_failed"}
     return frozenset(keys)

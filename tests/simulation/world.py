@@ -15,18 +15,30 @@ import msgspec
 from engine.errors import RefusalCause, RequestRefused
 from engine.events import AnyEvent, EventSink, FanOut, NullSink
 from engine.llm_engine import EngineRequest, LLMEngine, TokenOutput
-from engine.request import FinishReason, RequestState
+from engine.request import Cause, FinishReason, RequestState
 from engine.sampling_params import SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from invariants import InvariantChecker
 from telemetry.folding import EventHash
 from tests.engine.stub_model import StubFailure, assert_nothing_held, expected_tokens
 from tests.simulation.model import Poisoner, SimClock, SimModel
-from tests.simulation.scenario import Abort, AnyOp, Arrive, Fail, Jump, Miss, Respond, Scenario, Slow
+from tests.simulation.scenario import (
+    Abort,
+    AnyOp,
+    Arrive,
+    Displace,
+    Expire,
+    Fail,
+    Jump,
+    Miss,
+    Respond,
+    Scenario,
+    Slow,
+)
 from tests.simulation.seen import Seen
 
 #: Laws that speak, and are right to, when the clock falls.
-CLOCK_LAWS: Final = frozenset({"INV-STEP-02"})
+CLOCK_LAWS: Final = frozenset({"INV-STEP-02", "INV-TIME-01"})
 STOPS: Final = (40, 41, 42)
 
 
@@ -41,12 +53,16 @@ class Unsound(AssertionError):
 
 @dataclass(slots=True)
 class _Life:
-    """One accepted request that has not ended. `limit`: the engine's clamp of its output."""
+    """One accepted request that has not ended.
+
+    limit   the engine's clamp of its output
+    asked   the end that somebody asked for
+    """
 
     request: EngineRequest
     limit: int
     tokens: list[int] = field(default_factory=list)
-    aborted: bool = False
+    asked: FinishReason | None = None
 
 
 class _Hasher:
@@ -84,11 +100,11 @@ class World:
         self.steps = 0
         self.accepted = 0
         self._audit_every = audit_every
+        self._order_from = 0
         self._misses = 0
         self._ended: list[str] = []
         self._last_ended: str | None = None
         self._known: set[str] = set()
-        self._failed_step = False
 
     @property
     def scheduler(self) -> Scheduler:
@@ -160,8 +176,15 @@ class World:
             self.model.during = None
             for op in later:
                 self._do(op)
-        if self.steps % self._audit_every == 0 and not self.checker.audit(self.engine.snapshot()):
+        if self.steps % self._audit_every == 0:
+            self._audit()
+
+    def _audit(self) -> None:
+        snapshot = self.engine.snapshot(order_from=self._order_from)
+        if not self.checker.audit(snapshot):
             raise Unsound("no audit", "the checker still waits for the end of the step")
+        if snapshot.order is not None:
+            self._order_from = snapshot.order.next_start
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -171,6 +194,10 @@ class World:
                 self._arrive(op)
             case Abort():
                 self._abort_in_phase(op)
+            case Expire():
+                self._turn_away(self.engine.overdue(op.limit_ns), Cause.QUEUE_TIMEOUT)
+            case Displace():
+                self._turn_away(self.engine.displaceable(op.priority, op.count), Cause.DISPLACED)
             case Fail():
                 self.model.spoil = op.spoiled
             case Miss():
@@ -224,7 +251,7 @@ class World:
         self.lives[op.rid] = _Life(request, self.engine.scheduler.state.requests[op.rid].max_new_tokens)
 
     def _refusal_due(self, request: EngineRequest) -> RefusalCause | None:
-        if request.rid in self.engine.scheduler.state.requests:
+        if request.rid in self.lives:  # alive, or ended and not told yet
             self.seen.count("id", "still live")
             return RefusalCause.INVALID
         if not request.prompt_ids:
@@ -239,6 +266,8 @@ class World:
         rid = rids[op.pick % len(rids)]
         self.seen.count("abort", op.phase)
         self._abort(rid)
+        if op.twice and op.phase == "in_flight":
+            self._abort(rid)
 
     def _in_phase(self, phase: str) -> list[str]:
         state = self.engine.scheduler.state
@@ -267,7 +296,13 @@ class World:
         if took != (request is not None):
             raise Unsound("abort", f"answered {took} for a request that is {'live' if request else 'not live'}", rid)
         if took:
-            self.lives[rid].aborted = True
+            self.lives[rid].asked = FinishReason.ABORT
+
+    def _turn_away(self, rids: Sequence[str], cause: Cause) -> None:
+        for rid in rids:
+            if not self.engine.turn_away(rid, cause):
+                raise Unsound("turned away", f"refused for a request that the engine had named, {cause}", rid)
+            self.lives[rid].asked = FinishReason.REFUSED
 
     def _middle(self) -> Any:
         """The request whose piece in flight is not its last."""
@@ -306,9 +341,11 @@ class World:
     def _judge(self, life: _Life, output: TokenOutput, finish: FinishReason) -> None:
         """The end is one that was due, and the tokens are those of the request alone, as far as it got."""
         rid, tokens = output.rid, life.tokens
-        # An executor that fails ends also those whose abort came while it computed.
-        if life.aborted != (finish is FinishReason.ABORT) and not (life.aborted and finish is FinishReason.ERROR):
-            raise Unsound("end", f"{finish} {output.detail}, aborted: {life.aborted}", rid)
+        due = {life.asked} if life.asked else {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR}
+        if life.asked is FinishReason.ABORT:  # a failing executor ends also those whose abort came while it computed
+            due.add(FinishReason.ERROR)
+        if finish not in due:
+            raise Unsound("end", f"{finish} {output.detail}, asked for: {life.asked}", rid)
         if finish is FinishReason.ERROR and self.engine.last_failure is None:
             raise Unsound("end", f"{finish} {output.detail}, and no step failed", rid)
         expected = expected_tokens(life.request.prompt_ids, life.request.params, limit=life.limit)
