@@ -20,11 +20,13 @@ _ANSWER_S: Final = 30.0
 class Auditor:
     """Asks the engine thread for an audit every `period_s` seconds, when steps have been made since the last one.
 
-    A violation is counted by the checker and logged by its listener; here it ends nothing, since no step is under way.
+    What it finds stops the engine where the law is to raise: its next step, which is due at once, raises it.
+
+    period_s  None: never by itself
     """
 
     def __init__(
-        self, engine: LLMEngine, engine_thread: EngineThread, checker: InvariantChecker, *, period_s: float
+        self, engine: LLMEngine, engine_thread: EngineThread, checker: InvariantChecker, *, period_s: float | None
     ) -> None:
         self._engine = engine
         self._engine_thread = engine_thread
@@ -37,13 +39,14 @@ class Auditor:
 
     def start(self) -> None:
         """Begin asking; once."""
-        self._thread.start()
+        if self._period_s is not None:
+            self._thread.start()
 
     def close(self) -> None:
         """Ask no more. Safe without `start`."""
         self._ending.set()
         if self._thread.is_alive():
-            self._thread.join(self._period_s + 1)
+            self._thread.join((self._period_s or 0) + 1)
 
     def audit(self) -> None:
         """One audit, on the calling thread, which must be the engine's."""
@@ -52,9 +55,9 @@ class Auditor:
         sampled = self._checker.audits_by_part[AuditPart.ORDER]
         try:
             self._checker.audit(snapshot)
-        except InvariantViolation:
-            # Told to raise, but there is no step to end: counters, log and the exit status of a demo say it.
+        except InvariantViolation as broken:
             _log.exception("the audit after step %d found a broken law", self._audited_steps)
+            self._engine.condemn(broken)
         if snapshot.order is not None and self._checker.audits_by_part[AuditPart.ORDER] > sampled:
             self._order_from = snapshot.order.next_start  # a stretch that was not looked at comes again
 

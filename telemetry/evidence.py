@@ -33,11 +33,10 @@ from telemetry.evidence_bundle import (
     encoded_snapshot,
     write_events,
 )
+from telemetry.metric_catalog import EVIDENCE_OUTCOMES
 from telemetry.program import program
 
 _log = logging.getLogger(__name__)
-#: What became of a violation: its bundle was written; the rate, or the run's size, left none; writing failed.
-OUTCOMES: Final = ("written", "limited", "full", "failed")
 FOLDER: Final = "evidence"
 _MIB: Final = 1024 * 1024
 #: Cases that may wait for the disk. One fault often breaks several laws in one step.
@@ -56,7 +55,7 @@ class EvidenceRecorder:
     mode_of    law → what its violation does
     per_law, interval_s, max_mib   the limits
 
-    counts     violations by OUTCOMES; read from any thread
+    counts     violations by EVIDENCE_OUTCOMES; read from any thread
     """
 
     def __init__(  # noqa: PLR0913 - each is a seam or a limit, named once at the composition root
@@ -83,7 +82,7 @@ class EvidenceRecorder:
         self._interval_ns = round(interval_s * 1e9)
         self._left = max_mib * _MIB
         self._clock = clock
-        self.counts: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
+        self.counts: dict[str, int] = dict.fromkeys(EVIDENCE_OUTCOMES, 0)
         self._errors = ErrorLog("evidence")
         #: Engine thread only: bundles of each law so far, and when its next may be.
         self._given: dict[str, int] = {}

@@ -37,6 +37,7 @@ class Exposition(Collector):
     checker    the invariant checker, when one runs
     sinks      the engine's other listeners, asked at each scrape
     heartbeat  Unix nanoseconds when the engine loop last turned; None: when it last completed a step
+    others     (family, label value, number) of what is counted elsewhere, asked at each scrape
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class Exposition(Collector):
         checker: CheckerCounts | None = None,
         sinks: Callable[[], Iterable[SinkCounts]] = tuple,
         heartbeat: Callable[[], int] | None = None,
+        others: Callable[[], Iterable[tuple[str, str, int]]] = tuple,
     ) -> None:
         self._sink = sink
         self._checker = checker
         self._sinks = sinks
         self._heartbeat = heartbeat
+        self._others = others
         self._lock = threading.Lock()
         self._idle_shown_ns = 0
         self._front_at = sink.front_end.at
@@ -170,6 +173,8 @@ class Exposition(Collector):
             tiers = {str(tier): ns for tier, ns in self._checker.ns_by_tier.items()}
             self._fill(cells, "invariant_check_seconds_total", tiers)
             cells[at["telemetry_errors_total", "checker"]] += self._checker.internal_errors
+        for family, value, number in self._others():
+            cells[at[family, value]] = number
         return cells, sink.front_end.snapshot()
 
     def _fill(self, cells: list[int], name: str, counts: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
 """Composition root. Owns: the one place that builds an engine, its listeners and its HTTP routes, and runs them.
 
-Listeners on the engine thread, in order: the invariant checker (first, so that nothing records what it will refuse),
-metrics, then queues for those with a worker of their own: journal and read model.
+Listeners on the engine thread, in order: queues for those with a worker of their own, journal and read model (first, so
+that what the checker refuses is on record), then the invariant checker, then metrics.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final
 
 from fastapi import FastAPI
 
@@ -37,9 +36,8 @@ from engine.server.serve import build_server
 from engine.text.stops import stop_watchers
 from engine.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from invariants.checker import InvariantChecker
-from invariants.violation import InvariantViolation, Violation
-from telemetry.auditor import Auditor
-from telemetry.buffered import BufferedSink, ErrorLog, SinkStats
+from telemetry.buffered import BufferedSink, SinkStats
+from telemetry.checking import Checking
 from telemetry.exposition import Exposition
 from telemetry.isolation import IsolatedSink
 from telemetry.journal import new_journal_path
@@ -53,9 +51,6 @@ from telemetry.settings import ServeCommand
 
 _log = logging.getLogger(__name__)
 
-#: How often a whole snapshot is recounted while the engine works.
-AUDIT_PERIOD_S: Final = 5.0
-
 
 @dataclass(slots=True)
 class Instance:
@@ -64,16 +59,19 @@ class Instance:
     engine: LLMEngine
     engine_thread: EngineThread
     app: FastAPI
-    checker: InvariantChecker
+    checking: Checking
     metrics: MetricsSink
     journal: CappedJournal | None
     queues: tuple[BufferedSink, ...]
     executor: Executor
-    auditor: Auditor
+
+    @property
+    def checker(self) -> InvariantChecker:
+        return self.checking.checker
 
     def close(self) -> None:
         """After the engine thread has ended: write what waits, give memory back."""
-        self.auditor.close()
+        self.checking.close()
         for queue in self.queues:
             queue.close()
         self.executor.close()
@@ -89,19 +87,22 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     executor = executor or build_executor(config)
     info = executor.info()
     tokenizer = tokenizer_for(config, info)
-    checker = InvariantChecker(
-        on_violation=command.on_violation, time_ns=time.perf_counter_ns, listener=_violation_logger()
-    )
     metrics = MetricsSink(clock=clock, expects_responses=True)
     journal = _journal(command)
-    isolated = (
-        IsolatedSink(checker, "checker", lets_through=(InvariantViolation,)),
-        IsolatedSink(metrics, "metrics"),
+    engine_id = uuid.uuid4().hex[:12]
+    checking = Checking(
+        command.checker,
+        on_violation=command.on_violation,
+        journal=journal.path if journal is not None else None,
+        run=journal.path.stem if journal is not None else engine_id,
+        clock=clock,
     )
+    checker = checking.checker
+    isolated = (*checking.sinks, IsolatedSink(metrics, "metrics"))
     read_model = ReadModel(
         clock=clock,
         expects_responses=True,
-        checker=checker,
+        checker=None if checker.is_off else checker,
         rejected=lambda: _rejected(metrics),
         heartbeat=lambda: engine_thread.status.heartbeat_ns,
     )
@@ -117,7 +118,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         stop_watcher=stop_watchers(tokenizer),
         key_secret=secrets.token_bytes(32),
         version=version(),
-        engine_id=uuid.uuid4().hex[:12],
+        engine_id=engine_id,
         wall_ns=time.time_ns(),
     )
     engine_thread = EngineThread(
@@ -135,7 +136,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     def heartbeat() -> int:
         return time.time_ns() - (clock.now_ns() - engine_thread.status.heartbeat_ns)
 
-    exposition = Exposition(metrics, checker=checker, sinks=stats, heartbeat=heartbeat)
+    exposition = Exposition(metrics, checker=checker, sinks=stats, heartbeat=heartbeat, others=checking.numbers)
     app = create_app(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
@@ -146,8 +147,8 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         routers=(create_router(read_model, exposition),),
         version=version(),
     )
-    auditor = Auditor(engine, engine_thread, checker, period_s=AUDIT_PERIOD_S)
-    return Instance(engine, engine_thread, app, checker, metrics, journal, queues, executor, auditor)
+    checking.attach(engine, engine_thread)
+    return Instance(engine, engine_thread, app, checking, metrics, journal, queues, executor)
 
 
 def tokenizer_for(config: EngineConfig, info: ExecutorInfo) -> Tokenizer:
@@ -189,7 +190,7 @@ def serve(command: ServeCommand) -> int:
         instance = build_instance(command)
         try:
             _announce(instance, command, listener)
-            instance.auditor.start()
+            instance.checking.start()
             uvicorn_server = build_server(instance.app, server, instance.engine_thread)
             with _signals_left_to_the_server():
                 uvicorn_server.run(sockets=[listener])
@@ -239,13 +240,3 @@ def _journal(command: ServeCommand) -> CappedJournal | None:
     except OSError as error:
         raise ConfigError(f"journal={str(command.journal)!r}: {error.strerror}; `none` writes no journal") from error
     return CappedJournal(new_journal_path(command.journal, time.time_ns()), max_mib=command.journal_max_mib)
-
-
-def _violation_logger() -> Callable[[Violation], None]:
-    """Log violations at a bounded rate: a broken law may break in every step."""
-    log = ErrorLog("checker")
-
-    def listen(violation: Violation) -> None:
-        log.record(InvariantViolation(violation), f"checking step {violation.step}")
-
-    return listen

@@ -15,8 +15,10 @@ from engine.request import END_CAUSES, FinishReason
 from engine.scheduler.decision import Guard, Overdraft, Reason
 from engine.scheduler.plan import StepKind
 from engine.server.observer import CutCause
+from invariants.audit import AuditPart
 from invariants.catalog import CATALOG as LAWS
 from invariants.catalog import Group
+from invariants.checker import MODES
 from telemetry.observe import BLOCKERS, TTFT_PARTS
 
 PREFIX: Final = "admitscope_"
@@ -59,6 +61,9 @@ SINKS: Final = ("journal", "spans", "read_model", "parquet")
 COMPONENTS: Final = ("journal", "spans", "metrics", "read_model", "checker", "parquet")
 CHECK_GROUPS: Final = tuple(group.value for group in Group)
 TIERS: Final = ("0", "1", "2")
+AUDIT_PARTS: Final = tuple(AuditPart)
+#: Written; left out by the rate, or for the size of all bundles of the run; failed, such as for a full disk.
+EVIDENCE_OUTCOMES: Final = ("written", "limited", "full", "failed")
 PASS_ENDS: Final = tuple(reason.value for reason in Reason)
 EXAMINED: Final = tuple(reason.value for reason in Reason if reason is not Reason.QUEUE_END)
 
@@ -227,6 +232,10 @@ _OBSERVER: Final = (
     _counter("invariant_checks_total", "Is the checker running at all?", "group", CHECK_GROUPS),
     _counter("violations_total", "Which law broke?", "id", tuple(law.id for law in LAWS)),
     _counter("invariant_check_seconds_total", "What does checking cost?", "tier", TIERS, NS),
+    _gauge("invariant_laws", "How many laws are judged, and what does a broken one do?", "mode", MODES),
+    _gauge("invariant_audit_period_seconds", "How often is the whole state recounted? 0: never.", scale=NS),
+    _counter("invariant_audits_total", "Which parts of the state were recounted, how often?", "part", AUDIT_PARTS),
+    _counter("evidence_bundles_total", "What became of the evidence of violations?", "outcome", EVIDENCE_OUTCOMES),
     _counter("client_disconnects_total", "Are clients giving up?"),
     _counter("connections_cut_total", "Which connections does the server end or refuse?", "cause", tuple(CutCause)),
     _histogram("stream_send_seconds", "Is the client or the server slow to take tokens?", SEC_STEP),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import signal
 import tempfile
@@ -30,7 +31,7 @@ from telemetry.demo.report import Tally, status_line, summary
 from telemetry.demo.scrape import Scrape
 from telemetry.ports import free_port
 from telemetry.program import program
-from telemetry.settings import DemoCommand
+from telemetry.settings import DemoCommand, environment_name
 
 HOST: Final = "127.0.0.1"
 #: Budgets of the demo: small, so that prompts are cut, rows and pages run out and every reason has its turn.
@@ -41,7 +42,6 @@ SERVE_FLAGS: Final = (
     "--scheduler.max-prefill-tokens", "192",
     "--scheduler.max-running-requests", "8",
     "--server.drain-timeout-s", "2",
-    "--on-violation", "raise",
 )  # fmt: skip
 _POLL_S: Final = 0.25
 _STATUS_S: Final = 1.0
@@ -136,6 +136,8 @@ def _run(command: DemoCommand, run: _Run, logs: Path) -> int:
     seconds = time.monotonic() - started_s
     run.read_metrics()
     run.console.print(summary(run.scrape, run.tally, seconds=seconds))
+    if command.journal is not None and run.scrape.total("violations_total"):
+        run.console.print(f"evidence of broken laws: {command.journal / 'evidence'}", style="red", highlight=False)
     if command.journal is not None and run.tally.slowest[1]:
         _say_what_next(run, command.journal)
     is_bad = bool(run.tally.failed) or run.scrape.total("violations_total") > 0
@@ -159,6 +161,9 @@ def _start_servers(command: DemoCommand, run: _Run, logs: Path) -> None:
     _say_if_moved(run.console, "API", command.api_port, api_port)
     run.api_url = f"http://{HOST}:{api_port}"
     flags = ["serve", "--server.host", HOST, "--server.port", str(api_port), *SERVE_FLAGS]
+    # A demo stops at the first broken law, unless it was asked for something else: here, or by the environment.
+    if command.on_violation is not None or environment_name("--on-violation") not in os.environ:
+        flags += ["--on-violation", command.on_violation or "raise"]
     flags += ["--journal", str(command.journal) if command.journal is not None else "none"]
     run.children.append(Child("server", "telemetry.cli", flags, log=logs / "server.log"))
     if command.dashboard:

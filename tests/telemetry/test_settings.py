@@ -9,7 +9,9 @@ from pydantic import BaseModel
 
 from engine.config import EngineConfig, Policy
 from engine.errors import ConfigError
+from invariants.audit import AuditPart
 from telemetry.settings import (
+    CheckCommand,
     DashboardCommand,
     DemoCommand,
     ExplainCommand,
@@ -139,7 +141,7 @@ def test_a_key_is_not_repeated_in_a_message() -> None:
         ["serve", "--port", "1"],
         ["fly"],
         ["explain", "only-a-journal"],
-        ["demo", "--on-violation", "record"],
+        ["demo", "--checker.evidence-per-law", "9"],
     ],
 )
 def test_unknown_words_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,14 +166,14 @@ def test_no_words_teach(capsys: pytest.CaptureFixture[str]) -> None:
         parse([])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    for command in ("serve", "explain", "replay", "dashboard", "demo"):
+    for command in ("serve", "explain", "replay", "check", "dashboard", "demo"):
         assert f"    {command} " in text
     assert "start here:" in text
     # Each command is listed by its sentence; examples are for its own help.
     assert "examples:" not in text
 
 
-@pytest.mark.parametrize("command", ["serve", "explain", "replay", "dashboard", "demo"])
+@pytest.mark.parametrize("command", ["serve", "explain", "replay", "check", "dashboard", "demo"])
 def test_each_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         parse([command, "--help"])
@@ -182,6 +184,46 @@ def test_each_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]
 def test_the_other_commands() -> None:
     assert parse(["explain", "j", "r1", "--json"]) == ExplainCommand(journal=Path("j"), rid="r1", json=True)
     assert parse(["replay", "j"]) == ReplayCommand(journal=Path("j"))
+    assert parse(["check", "j", "--until-seq", "9"]) == CheckCommand(journal=Path("j"), until_seq=9)
     assert parse(["dashboard"]) == DashboardCommand()
     assert parse(["dashboard", "http://10.0.0.1:9", "--port", "0"]) == DashboardCommand(url="http://10.0.0.1:9", port=0)
     assert parse(["demo", "--duration", "60", "--no-dashboard"]) == DemoCommand(duration=60, dashboard=False)
+
+
+# --- the checker ------------------------------------------------------------------------------------------------------
+
+
+def test_laws_and_parts_are_named_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = serve("--checker.overrides", "INV-PROG-01=raise, INV-PAGE-02=off").checker
+    assert checker.modes() == {"INV-PROG-01": "raise", "INV-PAGE-02": "off"}
+    monkeypatch.setenv("ADMITSCOPE_CHECKER__OVERRIDES", "INV-STEP-04=record")
+    monkeypatch.setenv("ADMITSCOPE_CHECKER__AUDIT_EVERY", "page_tables=4,order=10")
+    monkeypatch.setenv("ADMITSCOPE_CHECKER__AUDIT_PERIOD_S", "none")
+    monkeypatch.setenv("ADMITSCOPE_ON_VIOLATION", "off")
+    command = serve()
+    assert command.on_violation == "off"
+    assert command.checker.modes() == {"INV-STEP-04": "record"}
+    assert command.checker.parts() == {AuditPart.PAGE_TABLES: 4, AuditPart.ORDER: 10}
+    assert command.checker.audit_period_s is None
+    assert serve("--checker.overrides", "").checker.modes() == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--checker.overrides", "INV-NONE-01=raise"], ["--checker.overrides", "INV-NONE-01", "is no law"]),
+        (["--checker.overrides", "INV-PROG-01=stop"], ["INV-PROG-01=stop", "off, record, raise"]),
+        (["--checker.overrides", "INV-PROG-01"], ["name=value"]),
+        (["--checker.overrides", "INV-PROG-01=off,INV-PROG-01=off"], ["named twice"]),
+        (["--checker.audit-every", "attic=2"], ["--checker.audit-every", "attic", "ownership"]),
+        (["--checker.audit-every", "locks=0"], ["locks=0", "1 to 1000000"]),
+        (["--checker.audit-every", "locks=\u0662"], ["1 to 1000000"]),
+        (["--checker.evidence-per-law", "0"], ["--checker.evidence-per-law", "greater than or equal to 1"]),
+        (["--on-violation", "panic"], ["--on-violation", "'record'", "'panic'"]),
+    ],
+)
+def test_a_senseless_checker_setting_is_named(flags: list[str], parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        serve(*flags)
+    for part in parts:
+        assert part in str(caught.value)
