@@ -240,6 +240,13 @@ class LifeBuilder:
         self._waits.append(wait_fact(wait, to_ns, to_step, end))
         self._wait = None
 
+    def _ended(self) -> EndFact | None:
+        """The end, which is not before the last token: its state changed before that token was handed out."""
+        end, last = self._end, self._last_token_ns
+        if end is None or last is None or end.at_ns >= last:
+            return end
+        return end.model_copy(update={"at_ns": last})
+
     # -- the answer ------------------------------------------------------------------------------------------------
 
     def life(self) -> Life | None:
@@ -275,7 +282,7 @@ class LifeBuilder:
             last_token_ns=self._last_token_ns,
             output_len=self._output_len,
             worst_gap=self._worst,
-            end=self._end,
+            end=self._ended(),
             response=self._response,
             record_ends_ns=self._t_ns,
             record_ends_step=self._step,

@@ -346,6 +346,8 @@ class TimelineTracker:
         request.run_from = None
         if len(request.token_ns):
             request.last_token_ns = request.token_ns[-1]
+            # Its state changed before its last token was handed out: the end of a life is not before its last token.
+            request.finished_ns = max(request.finished_ns or 0, request.last_token_ns)
         request.output_len = max(request.output_len, len(request.token_ns))
         del self.live[request.rid]
         if self._expects_responses and not request.response_done:
