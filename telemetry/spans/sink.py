@@ -160,9 +160,9 @@ class SpanSink:
             facts.leave(event.t_ns)
         elif event.target is RequestState.WAITING and event.source is not None:
             facts.enter(event.t_ns, event.cause, event.computed_len)
-        if event.row is None:
+        if event.target in {RequestState.WAITING, RequestState.FINISHED}:
             self._row_of.pop(event.rid, None)
-        else:
+        elif event.row is not None:
             self._row_of[event.rid] = event.row
 
     def _planned(self, event: StepPlanned) -> None:
