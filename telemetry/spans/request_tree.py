@@ -222,13 +222,8 @@ def _queue(builder: _Builder, stay: Stay, index: int, end: int) -> list[SpanDraf
     span = builder.span("engine.queue", index, stay.enter_ns, until, attributes, tuple(events))
     if stay.cause is Cause.ARRIVE:
         return [span]
-    around = builder.span(
-        "engine.retracted",
-        index,
-        stay.enter_ns,
-        until,
-        {"cause": stay.cause.value, "tokens_lost": stay.tokens_lost},
-    )
+    lost: Attributes = {} if stay.tokens_lost is None else {"tokens_lost": stay.tokens_lost}
+    around = builder.span("engine.retracted", index, stay.enter_ns, until, {"cause": stay.cause.value, **lost})
     return [around, span._replace(parent_id=around.span_id)]
 
 

@@ -146,7 +146,7 @@ class SpanSink:
         trace_id = request_trace_id(event.trace_id, self._engine_id, event.rid, event.accepted_ns)
         parent = int(event.parent_span_id, 16) if event.parent_span_id else None
         facts = TraceFacts(trace_id, parent, caller_sampled=event.trace_sampled)
-        facts.enter(event.t_ns, Cause.ARRIVE, 0)
+        facts.enter(event.t_ns, Cause.ARRIVE)
         previous = self._ended.pop(event.rid, None)  # an id used again before its response was reported
         if previous is not None:
             self._finish(previous)
@@ -159,7 +159,7 @@ class SpanSink:
         if event.source is RequestState.WAITING:
             facts.leave(event.t_ns)
         elif event.target is RequestState.WAITING and event.source is not None:
-            facts.enter(event.t_ns, event.cause, event.computed_len)
+            facts.enter(event.t_ns, event.cause)
         if event.target in {RequestState.WAITING, RequestState.FINISHED}:
             self._row_of.pop(event.rid, None)
         elif event.row is not None:
@@ -171,6 +171,10 @@ class SpanSink:
             facts = self._facts.get(row.rid)
             if facts is not None:
                 facts.claimed[event.step] = claims.get(f"r:{self._row_of.get(row.rid)}", 0)
+        for victim in event.retractions:
+            facts = self._facts.get(victim.rid)
+            if facts is not None:
+                facts.stays[-1].tokens_lost = victim.lost_tokens
         if event.kind is not StepKind.IDLE:
             self._plans[event.step] = event
 

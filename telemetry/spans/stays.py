@@ -9,17 +9,16 @@ class Stay:
     """One stay in the waiting queue. `leave_ns` is None while it lasts; an end in the queue is a leave too.
 
     cause        how it came there: arrive, retract or preempt
-    tokens_lost  computed tokens that were given up for it
+    tokens_lost  computed tokens that were given up for it; None when the records do not tell (a preemption)
     """
 
-    __slots__ = ("cause", "enter_ns", "leave_ns", "passed_over", "tokens_lost")
+    __slots__ = ("cause", "enter_ns", "leave_ns", "tokens_lost")
 
-    def __init__(self, enter_ns: int, cause: Cause, tokens_lost: int) -> None:
+    def __init__(self, enter_ns: int, cause: Cause) -> None:
         self.enter_ns = enter_ns
         self.leave_ns: int | None = None
         self.cause = cause
-        self.tokens_lost = tokens_lost
-        self.passed_over = 0
+        self.tokens_lost: int | None = None
 
 
 class TraceFacts:
@@ -41,9 +40,9 @@ class TraceFacts:
         self.claimed: dict[int, int] = {}
         self.violations: list[tuple[int, str, str, str]] = []
 
-    def enter(self, t_ns: int, cause: Cause, tokens_lost: int) -> None:
+    def enter(self, t_ns: int, cause: Cause) -> None:
         """It came (back) to the queue."""
-        self.stays.append(Stay(t_ns, cause, tokens_lost))
+        self.stays.append(Stay(t_ns, cause))
 
     def leave(self, t_ns: int) -> None:
         """It left the queue, admitted or ended."""
