@@ -6,6 +6,7 @@ to `listeners`. With every law off there is a checker, but nobody calls it: it i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,13 +21,14 @@ from engine.server.engine_thread import EngineThread
 from invariants.checker import InvariantChecker, OnViolation
 from invariants.violation import InvariantViolation, Violation
 from telemetry.auditor import Auditor
-from telemetry.buffered import ErrorLog
+from telemetry.buffered import LOG_EVERY_S
 from telemetry.checker_settings import CheckerConfig
 from telemetry.evidence import FOLDER, EvidenceRecorder
 from telemetry.evidence_bundle import Picture
 from telemetry.isolation import IsolatedSink
 from telemetry.metric_catalog import NS
 
+_log = logging.getLogger(__name__)
 _ANSWER_S: Final = 10.0
 _END_S: Final = 5.0
 
@@ -51,7 +53,8 @@ class Checking:
             time_ns=time.perf_counter_ns,
             listener=self._tell,
         )
-        self._log = ErrorLog("checker")
+        self._silent_until_ns = 0
+        self._unlogged = 0
         self._engine: LLMEngine | None = None
         self._engine_thread: EngineThread | None = None
         self.auditor: Auditor | None = None
@@ -106,12 +109,22 @@ class Checking:
             yield "evidence_bundles_total", outcome, count
 
     def _tell(self, violation: Violation) -> None:
-        # At a bounded rate: a broken law may break in every step.
-        self._log.record(InvariantViolation(violation), f"checking step {violation.step}")
+        self._say(violation)
         if self.evidence is not None:
             self.evidence(violation)
         for listener in self.listeners:
             listener(violation)
+
+    def _say(self, violation: Violation) -> None:
+        """Log it, at a bounded rate: a broken law may break in every step."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._silent_until_ns:
+            self._unlogged += 1
+            return
+        also, self._unlogged, self._silent_until_ns = self._unlogged, 0, now_ns + round(LOG_EVERY_S * NS)
+        _log.error(
+            "broken law (%s): %s %d more since the last such line", self.checker.mode_of(violation.id), violation, also
+        )
 
     def _look(self) -> tuple[EngineStarted | None, tuple[AnyEvent, ...], SchedulerSnapshot | None]:
         return self.checker.started, self.checker.evidence(), self.checker.audited

@@ -72,9 +72,10 @@ class EvidenceRecorder:
         max_mib: int,
         clock: Clock,
     ) -> None:
-        self._folder = folder
+        # Absolute, for commands are pasted elsewhere and later.
+        self._folder = folder.absolute()
         self._run_name = run
-        self._journal = journal
+        self._journal = journal.absolute() if journal is not None else None
         self._look = look
         self._picture = picture
         self._mode_of = mode_of
@@ -84,8 +85,9 @@ class EvidenceRecorder:
         self._clock = clock
         self.counts: dict[str, int] = dict.fromkeys(EVIDENCE_OUTCOMES, 0)
         self._errors = ErrorLog("evidence")
-        #: Engine thread only: bundles of each law so far, and when its next may be.
+        #: Engine thread only: bundles of each law so far, the step of its last, and when its next may be.
         self._given: dict[str, int] = {}
+        self._last_step: dict[str, int] = {}
         self._next_ns: dict[str, int] = {}
         #: Written by the recorder's thread, read by the engine thread: the run's size is used up.
         self._is_full = False
@@ -101,7 +103,7 @@ class EvidenceRecorder:
         if self._is_full:
             self._count("full")
             return
-        if not self._may(violation.id):
+        if not self._may(violation.id, violation.step):
             self._count("limited")
             return
         started, events, audited = self._look()
@@ -114,12 +116,13 @@ class EvidenceRecorder:
         except queue.Full:
             self._count("limited")
 
-    def _may(self, law: str) -> bool:
-        """Whether this law gets a bundle now; if so, it counts as given."""
+    def _may(self, law: str, step: int) -> bool:
+        """Whether this law gets a bundle now, which is at most one in a step; if so, it counts as given."""
         now, given = self._clock.now_ns(), self._given.get(law, 0)
-        if given >= self._per_law and now < self._next_ns[law]:
+        if self._last_step.get(law) == step or (given >= self._per_law and now < self._next_ns[law]):
             return False
         self._given[law] = given + 1
+        self._last_step[law] = step
         self._next_ns[law] = now + self._interval_ns
         return True
 
