@@ -7,14 +7,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.errors import LawBroken
-from engine.events import AnyEvent
+from engine.events import AnyEvent, FanOut
+from engine.kvcache.snapshot import SchedulerSnapshot
 from invariants import InvariantChecker
+from telemetry.metrics import MetricsSink
+from telemetry.readings import readings_of
+from telemetry.request_timeline import RequestTimeline
 from tests.builders import CoreRun, Tap, engine_config
 
 Edit = Callable[[AnyEvent], Sequence[AnyEvent]]
 PROGRESS_STEPS = 8
+GAP_STEPS = 3
 MAX_STEPS = 600
 
 
@@ -30,6 +36,7 @@ class Fault:
     law      the law that must notice
     edit     makes an edit of the event stream; None leaves it alone
     engine   breaks the engine before it runs; None leaves it alone
+    metrics  breaks the metrics that listen beside the checker; None leaves them alone
     renumber whether gaps that the edit leaves in `seq` are closed
     """
 
@@ -37,6 +44,7 @@ class Fault:
     name: str
     edit: Callable[[], Edit] | None = None
     engine: Callable[[CoreRun, pytest.MonkeyPatch], None] | None = None
+    metrics: Callable[[MetricsSink, pytest.MonkeyPatch], None] | None = None
     renumber: bool = True
     settings: dict[str, object] = field(default_factory=dict)
 
@@ -74,16 +82,32 @@ def workload(run: CoreRun) -> None:
 
 
 def run_with(fault: Fault | None, checker: InvariantChecker, patch: pytest.MonkeyPatch | None = None) -> None:
-    """The workload, with `fault` in it. The engine's own asserts may stop it once it is broken."""
+    """The workload, with `fault` in it. The engine's own asserts may stop it once it is broken.
+
+    Metrics listen to the true events, as they do in a server; a lie is told to the checker alone.
+    """
     edit = fault.edit() if fault is not None and fault.edit is not None else same
-    sink = Tap(checker, edit, renumber=fault is None or fault.renumber)
-    settings = fault.settings if fault is not None else {}
-    run = CoreRun(config(**settings), sink, after_step=checker.audit)
+    metrics = MetricsSink(clock=VirtualClock())
+    ended: list[RequestTimeline] = []
+    patch = patch or pytest.MonkeyPatch()
+    if fault is not None and fault.metrics is not None:
+        fault.metrics(metrics, patch)
+    told = metrics.on_finished
+    patch.setattr(metrics, "on_finished", lambda request: (ended.append(request), told(request)))
+    is_lie = fault is not None and fault.edit is not None
+
+    def audit(snapshot: SchedulerSnapshot) -> None:
+        checker.audit(snapshot)
+        if not is_lie:
+            checker.audit_readings(readings_of(metrics, also=ended))
+        ended.clear()
+
+    sink = FanOut((Tap(checker, edit, renumber=fault is None or fault.renumber), metrics))
+    run = CoreRun(config(**(fault.settings if fault is not None else {})), sink, after_step=audit)
     if fault is None:
         workload(run)
         return
     if fault.engine is not None:
-        assert patch is not None
         fault.engine(run, patch)
     try:
         workload(run)

@@ -9,10 +9,17 @@ import pytest
 from engine.events import AdmissionDecided, AnyEvent, PagesMoved, RequestTransitioned, StepPlanned
 from invariants import CATALOG, InvariantChecker, InvariantViolation, Violation
 from tests.builders import CoreRun, Tap
-from tests.sabotage import cache_faults, engine_faults, event_faults, index_faults
-from tests.sabotage.scenario import FAULTS, PROGRESS_STEPS, Fault, config, run_with, workload
+from tests.sabotage import cache_faults, engine_faults, event_faults, index_faults, meter_faults, watch_faults
+from tests.sabotage.scenario import FAULTS, GAP_STEPS, PROGRESS_STEPS, Fault, config, run_with, workload
 
-MODULES = (cache_faults, engine_faults, event_faults, index_faults)  # imported for the faults they register
+MODULES = (
+    cache_faults,
+    engine_faults,
+    event_faults,
+    index_faults,
+    meter_faults,
+    watch_faults,
+)  # imported for the faults they register
 
 
 def fault_id(fault: Fault) -> str:
@@ -20,7 +27,7 @@ def fault_id(fault: Fault) -> str:
 
 
 def test_healthy_run_breaks_no_law() -> None:
-    checker = InvariantChecker(progress_steps=PROGRESS_STEPS)
+    checker = InvariantChecker(progress_steps=PROGRESS_STEPS, gap_steps=GAP_STEPS)
     run_with(None, checker)
     assert checker.total_violations == 0
     assert all(checker.checks_by_group.values())
@@ -43,7 +50,7 @@ def test_scenario_shows_what_the_faults_break() -> None:
                 seen[f"{event.cause} {event.source}"] += 1
         return (event,)
 
-    workload(CoreRun(config(), Tap(InvariantChecker(progress_steps=PROGRESS_STEPS), look)))
+    workload(CoreRun(config(), Tap(InvariantChecker(progress_steps=PROGRESS_STEPS, gap_steps=GAP_STEPS), look)))
     for what in (
         "admitted_whole",
         "admitted_first_chunk",
@@ -73,7 +80,9 @@ def test_scenario_shows_what_the_faults_break() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=fault_id)
 def test_fault_trips_its_law(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Violation] = []
-    checker = InvariantChecker(on_violation="record", progress_steps=PROGRESS_STEPS, listener=seen.append)
+    checker = InvariantChecker(
+        on_violation="record", progress_steps=PROGRESS_STEPS, gap_steps=GAP_STEPS, listener=seen.append
+    )
     run_with(fault, checker, monkeypatch)
     named = [violation for violation in seen if violation.id == fault.law]
     assert named, f"{fault.law} did not notice; noticed: {[str(violation) for violation in seen[:5]]}"
@@ -85,7 +94,7 @@ def test_fault_trips_its_law(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("fault", FAULTS, ids=fault_id)
 def test_fault_stops_a_checker_that_raises(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    checker = InvariantChecker(progress_steps=PROGRESS_STEPS)
+    checker = InvariantChecker(progress_steps=PROGRESS_STEPS, gap_steps=GAP_STEPS)
     with pytest.raises(InvariantViolation) as caught:
         run_with(fault, checker, monkeypatch)
     assert caught.value.violation.id in str(caught.value)
