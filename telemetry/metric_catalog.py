@@ -25,20 +25,22 @@ PREFIX: Final = "admitscope_"
 NS: Final = 1_000_000_000
 
 SEC_REQ: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 200.0, 320.0, 640.0, 900.0),
 )
 SEC_STEP: Final = (
     *(5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
+#: Deciding a step takes microseconds.
+SEC_PLAN: Final = (1e-05, 2.5e-05, 5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.1)
 TOK_LAT: Final = (
-    *(0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(0.002, 0.003, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0),
 )
 TOKS: Final = (
     *(1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0),
-    *(1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 131072.0),
+    *(1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 114688.0, 131072.0),
 )
 CNT: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 RETR: Final = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0)
@@ -197,6 +199,7 @@ _LATENCY: Final = (
 _STEP: Final = (
     _counter("steps_total", "How many steps of each kind?", "kind", tuple(StepKind)),
     _histogram("step_seconds", "How long is a step?", SEC_STEP, "kind", tuple(StepKind)),
+    _histogram("plan_seconds", "How long does it take to decide a step?", SEC_PLAN),
     _counter("step_phase_seconds_total", "Where does loop time go? Phases partition the loop.", "phase", PHASES, NS),
     _histogram("step_tokens", "How full are batches in tokens?", TOKS, "kind", tuple(StepKind), scale=1),
     _histogram("step_requests", "How full are batches in requests?", CNT, "kind", tuple(StepKind), scale=1),

@@ -228,6 +228,7 @@ class MetricsSink:
         kind, times, plan = event.kind, event.times, self._plan
         self._add("steps_total", 1, kind)
         self._observe("step_seconds", times.applied_ns - times.started_ns, kind)
+        self._observe("plan_seconds", times.planned_ns - times.plan_from_ns)
         self._phases(event)
         if plan is not None and plan.step == event.step:
             tokens = len(plan.decodes)
