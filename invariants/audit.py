@@ -18,7 +18,8 @@ from engine.kvcache.snapshot import KvSnapshot, LeaseView, NodeView, SchedulerSn
 from engine.request import RequestState
 from invariants import index_laws
 from invariants.catalog import Group
-from invariants.shadow import EVICTABLE, FREE, NO_OWNER, PRIVATE, PROTECTED, STATE_NAMES, Shadow
+from invariants.page_book import EVICTABLE, FREE, NO_OWNER, PRIVATE, PROTECTED, STATE_NAMES
+from invariants.shadow import Shadow
 from invariants.violation import Report
 
 ROOT = 0
@@ -258,14 +259,16 @@ def _against_books(books: Shadow, snapshot: SchedulerSnapshot, report: Report) -
     """The engine's own state against what its events told."""
     kv = snapshot.kv
     states, owners = _arrays(kv)
-    if tuple(books.counts) != kv.counts:
-        report("INV-PAGE-01", f"counts {tuple(books.counts)} from events", f"{kv.counts}")
-    differs = np.flatnonzero((states != books.states) | (owners != books.owners))
+    pool = books.pool
+    if tuple(pool.counts) != kv.counts:
+        report("INV-PAGE-01", f"counts {tuple(pool.counts)} from events", f"{kv.counts}")
+    differs = np.flatnonzero((owners << 2 | states) != pool.tags)
     if len(differs):
         page = int(differs[0])
+        tag = int(pool.tags[page])
         report(
             "INV-PAGE-02",
-            f"page {page} {STATE_NAMES[books.states[page]]}, owner {books.owners[page]}, from events",
+            f"page {page} {STATE_NAMES[tag & 3]}, owner {tag >> 2}, from events",
             f"{STATE_NAMES[states[page]]}, owner {owners[page]} ({len(differs)} such pages)",
         )
     locked = {node.node: node.lock_count for node in kv.nodes if node.lock_count}

@@ -8,7 +8,8 @@ from engine.events import AdmissionDecided, RequestTransitioned, StepCompleted, 
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import ADMITTED, Reason
 from engine.scheduler.plan import PrefillRow
-from invariants.shadow import Shadow, ShadowRequest
+from invariants.running_book import ShadowRequest
+from invariants.shadow import Shadow
 from invariants.violation import Report
 
 #: Refused before any match: prefix_len is then what the queue's order was made with, capped but not floored to pages.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine.events import LockChanged, RequestTransitioned, StepPlanned
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import ADMITTED
-from invariants.shadow import Shadow, ShadowRequest
+from invariants.running_book import ShadowRequest
+from invariants.shadow import Shadow
 from invariants.violation import Report
 
 
@@ -58,7 +59,7 @@ def on_transition(books: Shadow, event: RequestTransitioned, request: ShadowRequ
 def settle(books: Shadow, report: Report) -> None:
     """Whoever left prefill or decode holds nothing any more. Called before rows can be given out again."""
     for rid, (request, row, seq, is_end) in books.leaving.items():
-        pages = books.private_of_row.get(row, 0)
+        pages = books.pool.private_pages(row)
         if request.locks or pages:
             nodes = books.locks_of(rid)
             found = f"{request.locks} locks (nodes {nodes[:8]}), {pages} private pages of row {row}"

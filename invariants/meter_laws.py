@@ -11,8 +11,9 @@ from typing import Final
 
 from engine.request import RequestState
 from invariants.meter_books import Key, MeterBooks, Readings
+from invariants.page_book import STATE_NAMES
 from invariants.queue_books import QueueBooks
-from invariants.shadow import STATE_NAMES, Shadow
+from invariants.shadow import Shadow
 from invariants.violation import Report
 
 NS: Final = 1_000_000_000

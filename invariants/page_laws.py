@@ -1,25 +1,31 @@
 """Laws of pages. Owns: INV-PAGE-01 to 03 per event — conservation, legal moves, nothing locked is evicted.
 
-A small move is walked page by page over memoryviews, a large one with array operations: both cost about the same at
-`SCALAR_PAGES`, and a test holds that they say the same.
+A move that is as it should be is accepted and followed in a few operations, whatever its size; anything else is judged
+page by page. Claims, of which a step has one for each row, are taken together: see `follow_claims`.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.events import PagesMoved, StepCompleted, StepPlanned
-from invariants.shadow import EVICTABLE, FREE, NO_OWNER, PRIVATE, PROTECTED, STATE_CODES, STATE_NAMES, Shadow
+from invariants.page_book import (
+    CHANGES,
+    EVICTABLE,
+    FREE,
+    KEEPS,
+    NO_OWNER,
+    OTHER_KIND,
+    PRIVATE,
+    PROTECTED,
+    STATE_CODES,
+    STATE_NAMES,
+    tag_of,
+)
+from invariants.shadow import Shadow
 from invariants.violation import Report
-
-SCALAR_PAGES: Final = 48
-_LITTLE: Final = sys.byteorder == "little"
-#: Owner rules of a move. Rows and nodes are numbered apart, so OTHER_KIND compares nothing.
-OTHER_KIND, KEEPS, CHANGES = 0, 1, 2
 
 
 class Move(NamedTuple):
@@ -50,6 +56,17 @@ LEGAL: Final[dict[tuple[str, str, str], Move]] = {
 _PREFIX: Final = {FREE: "", PRIVATE: "r:", PROTECTED: "n:", EVICTABLE: "n:"}
 
 
+def follow_claims(books: Shadow, claims: list[PagesMoved]) -> bool:
+    """Claims of one commit, together. False, and nothing is followed, when any is odd: then `on_pages` judges each."""
+    if {claim.source for claim in claims} != {"free"} or {claim.target for claim in claims} != {"private"}:
+        return False
+    rows = books.pool.follow_claims(tuple([claim.owner for claim in claims]), [claim.pages for claim in claims])
+    if rows is None:
+        return False
+    books.claimed_rows.update(rows)
+    return True
+
+
 def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
     """One move: is it legal, are the pages where it says, whose are they; then follow it."""
     move = LEGAL.get((event.source, event.target, event.cause))
@@ -60,24 +77,26 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
             return
         move = Move(STATE_CODES.get(event.source, FREE), target, OTHER_KIND)
     owner = _owner(event.owner, move.target, report)
-    cause, count = event.cause, len(event.pages) // 4
-    if count == 0 or len(event.pages) % 4:
-        report("INV-PAGE-02", "page ids of four bytes, at least one", f"{len(event.pages)} bytes")
+    cause, pages, pool = event.cause, event.pages, books.pool
+    count = len(pages) // 4
+    if count == 0 or len(pages) % 4:
+        report("INV-PAGE-02", "page ids of four bytes, at least one", f"{len(pages)} bytes")
         return
-    if count <= SCALAR_PAGES:
-        few = memoryview(event.pages).cast("i").tolist() if _LITTLE else np.frombuffer(event.pages, "<i4").tolist()
-        if not _in_range(books, min(few), max(few), report):
-            return
-        if cause == "evict":
-            _evicts_nobodys(books, few[0], count, report)
-        old = _walk(books, few, move, owner, event, report)
-    else:
-        many: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
-        if not _in_range(books, int(many.min()), int(many.max()), report):
-            return
-        if cause == "evict":
-            _evicts_nobodys(books, int(many[0]), count, report)
-        old = _sweep(books, many, move, owner, event, report)
+    if cause == "evict":
+        _evicts_nobodys(books, pages, count, report)
+    tag = tag_of(move.target, owner)
+    old = pool.follow(pages, move.source, tag, move.owner)
+    if old is None:
+        old = _judge(books, event, move, tag, report)
+    if cause == "claim":
+        pool.remember_claim(pages)
+    elif books.in_commit and EVICTABLE in move[:2]:
+        for page in pool.claimed_now(pages):
+            report(
+                "INV-PAGE-03",
+                "no page claimed and evictable within one commit",
+                f"page {page}: {cause} after a claim in the same commit",
+            )
     if old is None:
         return
     if cause == "claim":
@@ -92,15 +111,36 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         books.evicted_pages += count
 
 
-def _evicts_nobodys(books: Shadow, page: int, count: int, report: Report) -> None:
+def _judge(books: Shadow, event: PagesMoved, move: Move, tag: int, report: Report) -> int | None:
+    """A move that was not simply right: what is wrong with it. Returns the owner before, None after a violation."""
+    pool, pages = books.pool, np.frombuffer(event.pages, dtype="<i4").astype(np.int64)
+    low, high = int(pages.min()), int(pages.max())
+    if low < 0 or high >= books.num_pages:
+        report("INV-PAGE-02", f"page ids below {books.num_pages}", f"{low} to {high}")
+        return None
+    wrong, old = pool.judge(pages, move.source, tag, move.owner)
+    if not wrong:
+        pool.count_move(len(pages), move.source, tag, old)
+        return old
+    whose = "the owner named" if move.owner == KEEPS else "one owner and not yet the one named"
+    report(
+        "INV-PAGE-02",
+        f"{event.cause}: every page {event.source}, with {whose} ({event.owner or 'nobody'})",
+        f"{len(wrong)} pages elsewhere, such as {wrong[:8]}",
+    )
+    pool.recount()
+    return None
+
+
+def _evicts_nobodys(books: Shadow, pages: bytes, count: int, report: Report) -> None:
     """An eviction takes one leaf, which nobody may hold."""
-    node = int(books.owners[page])
-    if books.states[page] in (PROTECTED, EVICTABLE) and node in books.node_locks:
-        holders = sorted(books.holders.get(node, ()))
+    tag = books.pool.tag_at(pages)
+    if tag is not None and tag & 3 in (PROTECTED, EVICTABLE) and tag >> 2 in books.node_locks:
+        holders = sorted(books.holders.get(tag >> 2, ()))
         report(
             "INV-PAGE-03",
             "no eviction of a node that someone holds",
-            f"node {node} evicted, {count} pages, held by {holders[:8]}",
+            f"node {tag >> 2} evicted, {count} pages, held by {holders[:8]}",
         )
 
 
@@ -112,109 +152,9 @@ def _owner(label: str, target: int, report: Report) -> int:
     return NO_OWNER
 
 
-def _in_range(books: Shadow, low: int, high: int, report: Report) -> bool:
-    if low < 0 or high >= books.num_pages:
-        report("INV-PAGE-02", f"page ids below {books.num_pages}", f"{low} to {high}")
-        return False
-    return True
-
-
-def _walk(books: Shadow, pages: list[int], move: Move, owner: int, event: PagesMoved, report: Report) -> int | None:
-    """Page by page. Returns the owner before, None after a violation (the counters are then rebuilt)."""
-    states, owners, claimed = books.state_view, books.owner_view, books.claimed_view
-    source, target, rule = move
-    step, is_claim, guarded = event.step, event.cause == "claim", EVICTABLE in (source, target)
-    old = NO_OWNER
-    wrong: list[int] = []
-    for page in pages:
-        before = owners[page]
-        if states[page] != source or (rule and (before == owner) != (rule == KEEPS)):
-            wrong.append(page)
-        if old == NO_OWNER:
-            old = before
-        elif before != old and rule != KEEPS and source != EVICTABLE and states[page] == source:
-            wrong.append(page)
-        states[page] = target
-        owners[page] = owner
-        if is_claim:
-            claimed[page] = step
-        elif guarded and books.in_commit and claimed[page] == step:
-            report(
-                "INV-PAGE-03",
-                "no page claimed and evictable within one commit",
-                f"page {page}: {event.cause} after a claim in the same commit",
-            )
-    return _settle(books, len(pages), wrong, move, old, owner, event, report)
-
-
-def _sweep(
-    books: Shadow, pages: NDArray[np.int32], move: Move, owner: int, event: PagesMoved, report: Report
-) -> int | None:
-    """The same with array operations."""
-    source, target, rule = move
-    states, before = books.states[pages], books.owners[pages]
-    bad = states != source
-    if rule:
-        bad |= (before == owner) != (rule == KEEPS)
-    if rule != KEEPS and source != EVICTABLE:
-        bad |= before != before[0]
-    if not (pages[1:] > pages[:-1]).all():
-        _, firsts = np.unique(pages, return_index=True)
-        again = np.ones(len(pages), dtype=bool)
-        again[firsts] = False
-        bad |= again
-    wrong = pages[bad].tolist() if bad.any() else []
-    books.states[pages] = target
-    books.owners[pages] = owner
-    if event.cause == "claim":
-        books.claimed_step[pages] = event.step
-    elif books.in_commit and EVICTABLE in (source, target) and (books.claimed_step[pages] == event.step).any():
-        page = int(pages[books.claimed_step[pages] == event.step][0])
-        report(
-            "INV-PAGE-03",
-            "no page claimed and evictable within one commit",
-            f"page {page}: {event.cause} after a claim in the same commit",
-        )
-    return _settle(books, len(pages), wrong, move, int(before[0]), owner, event, report)
-
-
-def _settle(
-    books: Shadow,
-    count: int,
-    wrong: list[int],
-    move: Move,
-    old: int,
-    owner: int,
-    event: PagesMoved,
-    report: Report,
-) -> int | None:
-    """Counters after a move, or the report and a recount when a page was not where the move said."""
-    if wrong:
-        whose = "the owner named" if move.owner == KEEPS else "one owner and not yet the one named"
-        report(
-            "INV-PAGE-02",
-            f"{event.cause}: every page {event.source}, with {whose} ({event.owner or 'nobody'})",
-            f"{len(wrong)} pages elsewhere, such as {wrong[:8]}",
-        )
-        books.recount()
-        return None
-    books.counts[move.source] -= count
-    books.counts[move.target] += count
-    rows = books.private_of_row
-    if move.target == PRIVATE:
-        rows[owner] = rows.get(owner, 0) + count
-    elif move.source == PRIVATE:
-        left = rows.get(old, 0) - count
-        if left:
-            rows[old] = left
-        else:
-            rows.pop(old, None)
-    return old
-
-
 def on_counts(books: Shadow, event: StepPlanned | StepCompleted, report: Report) -> None:
     """The reported counts against the moves, and every claim against the rows."""
-    counts = books.counts
+    counts = books.pool.counts
     if event.pages != (counts[FREE], counts[PRIVATE], counts[PROTECTED], counts[EVICTABLE]):
         report(
             "INV-PAGE-01",
@@ -223,7 +163,8 @@ def on_counts(books: Shadow, event: StepPlanned | StepCompleted, report: Report)
         )
     if type(event) is StepPlanned and event.evicted_pages != books.evicted_pages:
         report("INV-PAGE-01", f"{books.evicted_pages} pages evicted in this step", f"{event.evicted_pages}")
-    for row in books.claimed_rows:
-        if row not in books.rows and row in books.private_of_row:
-            report("INV-PAGE-02", f"row {row} of a live request owns its private pages", "a row that nobody has")
-    books.claimed_rows.clear()
+    if books.claimed_rows:
+        for row in books.claimed_rows - books.rows.keys():
+            if books.pool.private_pages(row):
+                report("INV-PAGE-02", f"row {row} of a live request owns its private pages", "a row that nobody has")
+        books.claimed_rows.clear()

@@ -10,61 +10,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.config import EngineConfig
-from engine.events import AdmissionDecided, EngineStarted, RequestArrived, StepPlanned
+from engine.events import AdmissionDecided, EngineStarted, PagesMoved, StepPlanned
 from engine.request import RequestState
-
-STATE_NAMES: Final = ("free", "private", "protected", "evictable")
-STATE_CODES: Final = {name: code for code, name in enumerate(STATE_NAMES)}
-FREE, PRIVATE, PROTECTED, EVICTABLE = range(4)
-NO_OWNER: Final = -1
+from invariants.page_book import EVICTABLE, FREE, PageBook
+from invariants.running_book import Running, ShadowRequest
 
 #: Requests whose end is remembered, to tell a second end from an unknown request.
 REMEMBERED_ENDS: Final = 10_000
-
-
-class ShadowRequest:
-    """One live request, counts only.
-
-    cursor       tokens whose K/V is computed or planned: where the next piece must start; None outside prefill
-    planned_end  end of the piece of the step in flight, None when it has none
-    token_step   step whose output token is already in `outputs` (a transition may tell it before the outcome)
-    locks        locks held, all nodes together
-    """
-
-    __slots__ = (
-        "cursor",
-        "ignore_eos",
-        "locks",
-        "max_new",
-        "outputs",
-        "planned_end",
-        "prompt_len",
-        "rid",
-        "row",
-        "state",
-        "token_step",
-    )
-
-    def __init__(self, event: RequestArrived) -> None:
-        self.rid = event.rid
-        self.prompt_len = event.prompt_len
-        self.max_new = event.max_new_tokens
-        self.ignore_eos = event.ignore_eos
-        self.state: RequestState | None = None
-        self.outputs = 0
-        self.cursor: int | None = None
-        self.planned_end: int | None = None
-        self.row: int | None = None
-        self.locks = 0
-        self.token_step = -1
-
-    @property
-    def seq_len(self) -> int:
-        return self.prompt_len + self.outputs
 
 
 class PlanView:
@@ -106,14 +59,9 @@ class Shadow:
         self.chunking = scheduler.chunked_prefill_size is not None
         self.mixing = self.chunking and scheduler.enable_mixed_chunk
         # -- pages
-        self.states: NDArray[np.uint8] = np.zeros(self.num_pages, dtype=np.uint8)
-        self.owners: NDArray[np.int64] = np.full(self.num_pages, NO_OWNER, dtype=np.int64)
-        self.claimed_step: NDArray[np.int64] = np.full(self.num_pages, -1, dtype=np.int64)
-        self.state_view = self.states.data  # scalar access, four times quicker than indexing the array
-        self.owner_view = self.owners.data
-        self.claimed_view = self.claimed_step.data
-        self.counts = [self.num_pages, 0, 0, 0]
-        self.private_of_row: dict[int, int] = {}
+        self.pool = PageBook(self.num_pages, self.max_rows)
+        #: Claims that are not followed yet: see `page_laws.follow_claims`.
+        self.claims: list[PagesMoved] = []
         # -- locks
         self.holders: dict[int, dict[str, int]] = {}
         self.node_locks: dict[int, int] = {}
@@ -124,9 +72,7 @@ class Shadow:
         #: rid -> seq of the abort that must end it before the next step is applied
         self.aborting: dict[str, int] = {}
         self.in_state: dict[RequestState, int] = dict.fromkeys(RequestState, 0)
-        self.running: dict[str, ShadowRequest] = {}
-        self.plain_growth = 0
-        self.eos_growth = 0
+        self.running = Running(self.clip)
         self.waiting_tokens = 0
         # -- the step
         self.ratio = scheduler.initial_new_token_ratio
@@ -144,12 +90,18 @@ class Shadow:
         self.locked_pages = 0
         self.released_pages = 0
         self.evicted_pages = 0
+        #: Rows of the claims since the counts were last compared.
         self.claimed_rows: set[int] = set()
         #: rid -> (request, row it had, seq of the transition, whether it ended): to be found holding nothing
         self.leaving: dict[str, tuple[ShadowRequest, int, int, bool]] = {}
         self.plan: StepPlanned | None = None
         self.last_plan_step = -1
         self.idle_steps = 0
+
+    @property
+    def counts(self) -> list[int]:
+        """Pages by state."""
+        return self.pool.counts
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -165,13 +117,12 @@ class Shadow:
             self.waiting_tokens -= request.seq_len
         if state is RequestState.WAITING:
             self.waiting_tokens += request.seq_len
-        if request.state is RequestState.DECODE and self.running.pop(request.rid, None) is not None:
-            self._grow(request, -self.growth(request))
+        if request.state is RequestState.DECODE:
+            self.running.leave(request)
         request.state = state
         self.in_state[state] += 1
         if state is RequestState.DECODE:
-            self.running[request.rid] = request
-            self._grow(request, self.growth(request))
+            self.running.join(request)
         if state is RequestState.FINISHED:
             del self.requests[request.rid]
             self.in_state[state] -= 1
@@ -190,18 +141,9 @@ class Shadow:
 
     def add_output(self, request: ShadowRequest, step: int) -> None:
         """One output token, counted once per step."""
-        if request.token_step == step:
-            return
-        request.token_step = step
-        if request.state is RequestState.DECODE and request.max_new - request.outputs <= self.clip:
-            self._grow(request, -1)
-        request.outputs += 1
-
-    def _grow(self, request: ShadowRequest, tokens: int) -> None:
-        if request.ignore_eos:
-            self.eos_growth += tokens
-        else:
-            self.plain_growth += tokens
+        if request.token_step != step:
+            request.token_step = step
+            request.outputs += 1
 
     # -- exact accounting ------------------------------------------------------------------------------------------
 
@@ -281,9 +223,10 @@ class Shadow:
     def take_view(self) -> None:
         """Remember what the next plan will be made on."""
         view = self.view
-        view.free, view.evictable = self.counts[FREE], self.counts[EVICTABLE]
+        counts = self.pool.counts
+        view.free, view.evictable = counts[FREE], counts[EVICTABLE]
         view.running = len(self.running)
-        view.plain_growth, view.eos_growth = self.plain_growth, self.eos_growth
+        view.plain_growth, view.eos_growth = self.running.plain_growth, self.running.eos_growth
         view.ratio = self.ratio
         view.continuation = self.continuation()
         if not self.reference:
@@ -298,11 +241,5 @@ class Shadow:
         self.gained_total = self.preempted_growth = 0.0
         self.evicted_pages = 0
         self.in_commit = False
+        self.pool.close_commit()
         self.ratio = ratio
-
-    def recount(self) -> None:
-        """Rebuild the counters from the arrays: after a move that was not what it said."""
-        counts = np.bincount(self.states, minlength=4)
-        self.counts = [int(count) for count in counts[:4]]
-        rows, sizes = np.unique(self.owners[self.states == PRIVATE], return_counts=True)
-        self.private_of_row = {int(row): int(size) for row, size in zip(rows, sizes, strict=True)}

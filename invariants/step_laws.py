@@ -6,7 +6,8 @@ from typing import Final
 
 from engine.events import AnyEvent, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
 from engine.request import TRANSITIONS, Cause, RequestState
-from invariants.shadow import Shadow, ShadowRequest
+from invariants.running_book import ShadowRequest
+from invariants.shadow import Shadow
 from invariants.violation import Report
 
 #: Ends that follow a sampled token.
@@ -93,17 +94,24 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
         )
     if event.step <= books.last_plan_step:
         report("INV-STEP-01", f"a step after {books.last_plan_step}", f"plan of step {event.step}")
-    due = tuple(row.rid for row in event.prefills if row.is_last) + event.decodes if event.prefills else event.decodes
+    due = event.decodes
+    if event.prefills:
+        due = tuple([row.rid for row in event.prefills if row.is_last]) + due
     if event.sampling != due:
         report("INV-STEP-01", f"sampling = finished prefills, then decodes: {due}", f"{event.sampling}")
-    _decoders(books, event, report)
+    # The order hardly changes from step to step, and comparing tuples of the same strings is far quicker than sets.
+    running = books.running
+    if event.decodes and running.order != event.decodes:
+        if set(running.order) != set(event.decodes):
+            odd = sorted(set(running.order) ^ set(event.decodes))
+            report("INV-STEP-03", f"all {len(running)} running requests or none", f"not so for {odd[:8]}", rid=odd[0])
+        elif len(running) == len(event.decodes):
+            running.order = event.decodes
+    if event.retractions or event.preempted:
+        _victims(event, report)
 
 
-def _decoders(books: Shadow, event: StepPlanned, report: Report) -> None:
-    # Insertion order is nearly always batch order, and comparing tuples of the same strings is far quicker than sets.
-    if event.decodes and tuple(books.running) != event.decodes and books.running.keys() != set(event.decodes):
-        odd = sorted(books.running.keys() ^ set(event.decodes))
-        report("INV-STEP-03", f"all {len(books.running)} running requests or none", f"not so for {odd[:8]}", rid=odd[0])
+def _victims(event: StepPlanned, report: Report) -> None:
     for rid in (*[victim.rid for victim in event.retractions], *event.preempted):
         if rid in event.sampling or any(row.rid == rid for row in event.prefills):
             report("INV-STEP-03", "a victim that is not scheduled", "both in one step", rid=rid)
@@ -142,33 +150,47 @@ def progress(books: Shadow, event: StepPlanned, limit: int, report: Report) -> N
         books.idle_steps = 0
 
 
-def _count_tokens(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report) -> None:
-    """One output per row, and an end for each row that says so. Runs for every token: written for speed."""
-    step, requests, clip = event.step, books.requests, books.clip
-    plain = eos = 0
-    for row in event.rows:
-        request = requests.get(row.rid)
-        if request is None:
-            continue
-        if row.finish is not None:
-            report(
-                "INV-EXIT-01",
-                f"the end ({row.finish}) that its last token brought",
-                f"still {request.state}",
-                rid=row.rid,
-                seqs=(plan.seq,),
-            )
-        if request.token_step == step:
-            continue
-        request.token_step = step
-        if request.state is RequestState.DECODE and request.max_new - request.outputs <= clip:
-            if request.ignore_eos:
-                eos += 1
-            else:
-                plain += 1
-        request.outputs += 1
-    books.plain_growth -= plain
-    books.eos_growth -= eos
+def _rows(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report) -> None:
+    """One row per sampled request, one output per row, and an end for each row that says so."""
+    rids = tuple([row.rid for row in event.rows if row.finish is None])
+    if len(rids) != len(event.rows):  # rows that end
+        rids = tuple([row.rid for row in event.rows])
+        for row in event.rows:
+            request = books.requests.get(row.rid) if row.finish is not None else None
+            if request is not None:
+                report(
+                    "INV-EXIT-01",
+                    f"the end ({row.finish}) that its last token brought",
+                    f"still {request.state}",
+                    rid=row.rid,
+                    seqs=(plan.seq,),
+                )
+    if rids != plan.sampling:
+        odd = sorted(set(rids).symmetric_difference(plan.sampling)) or ["order"]
+        report(
+            "INV-STEP-01",
+            f"one row per sampled request, {len(plan.sampling)}",
+            f"{len(rids)} rows, differs for {odd[:8]}",
+            rid=odd[0],
+            seqs=(plan.seq,),
+        )
+    _count_tokens(books, plan, event.step, rids)
+
+
+def _count_tokens(books: Shadow, plan: StepPlanned, step: int, rids: tuple[str, ...]) -> None:
+    """One output per row whose request is alive; a tick when these are exactly the running ones."""
+    requests, running = books.requests, books.running
+    if rids != running.order:
+        rids = tuple([rid for rid in rids if rid in requests])
+    if rids == running.order or (len(rids) == len(running) and set(rids) == set(running.order)):
+        running.tick()
+        for row in plan.prefills:
+            request = running.get(row.rid)
+            if request is not None and request.token_step == step:  # its transition to decode told this token
+                request.outputs -= 1
+        return
+    for rid in rids:
+        books.add_output(requests[rid], step)
 
 
 def on_completed(books: Shadow, event: StepCompleted, report: Report) -> StepPlanned | None:
@@ -188,17 +210,7 @@ def on_completed(books: Shadow, event: StepCompleted, report: Report) -> StepPla
         if event.rows:
             report("INV-STEP-01", "no rows in a failed step", f"{len(event.rows)} rows", seqs=(plan.seq,))
     else:
-        rids = tuple([row.rid for row in event.rows])
-        if rids != plan.sampling:
-            odd = sorted(set(rids).symmetric_difference(plan.sampling)) or ["order"]
-            report(
-                "INV-STEP-01",
-                f"one row per sampled request, {len(plan.sampling)}",
-                f"{len(rids)} rows, differs for {odd[:8]}",
-                rid=odd[0],
-                seqs=(plan.seq,),
-            )
-        _count_tokens(books, plan, event, report)
+        _rows(books, plan, event, report)
     for rid in plan.decodes if event.failed else ():
         if rid in requests:
             report("INV-EXIT-01", "an end by error of every row of a failed step", f"{requests[rid].state}", rid=rid)

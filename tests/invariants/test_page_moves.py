@@ -1,62 +1,130 @@
-"""A page move is judged and followed the same whether it is walked page by page or swept with arrays."""
+"""A page move is judged and followed the same accepted as a whole, judged page by page, or among others."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.events import SCHEMA_VERSION, EngineStarted, PagesMoved
 from invariants import page_laws
+from invariants.page_book import PageBook
 from invariants.page_laws import LEGAL
 from invariants.shadow import Shadow
 from tests.builders import engine_config
 
-PAGES = 12
+PAGES, ROWS = 12, 4
 CAUSES = sorted(LEGAL)
 
 
 def books(states: list[int], owners: list[int]) -> Shadow:
     """Second books of a pool whose pages are in the given states."""
     config = engine_config(num_pages=PAGES).model_dump_json()
-    shadow = Shadow(EngineStarted(0, 0, 0, SCHEMA_VERSION, "", config, "", "", 16, PAGES, 4, 0, ""))
-    shadow.states[:] = states
-    shadow.owners[:] = [-1 if state == 0 else owner for state, owner in zip(states, owners, strict=True)]
-    shadow.recount()
+    shadow = Shadow(EngineStarted(0, 0, 0, SCHEMA_VERSION, "", config, "", "", 16, PAGES, ROWS, 0, ""))
+    whose = [-1 if state == 0 else owner for state, owner in zip(states, owners, strict=True)]
+    shadow.pool.set_all(np.array(states), np.array(whose))
+    shadow.in_commit = True
     return shadow
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    states=st.lists(st.integers(0, 3), min_size=PAGES, max_size=PAGES),
-    owners=st.lists(st.integers(0, 2), min_size=PAGES, max_size=PAGES),
-    pages=st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=5),
-    move=st.sampled_from(CAUSES),
-    owner=st.integers(0, 2),
-    claimed=st.integers(0, PAGES - 1),
+def picture(shadow: Shadow) -> tuple[Any, ...]:
+    """Everything that the books say of pages."""
+    private = [shadow.pool.private_pages(row) for row in range(-1, ROWS + 2)]
+    return shadow.pool.tags.tolist(), shadow.pool.counts, private, shadow.claimed_rows
+
+
+def follow(shadow: Shadow, events: list[PagesMoved]) -> list[str]:
+    """Take moves one by one; the laws that they break."""
+    told: list[str] = []
+    for event in events:
+        page_laws.on_pages(shadow, event, lambda law, *_, **__: told.append(law))
+    return sorted(set(told))
+
+
+pool_states = st.lists(st.integers(0, 3), min_size=PAGES, max_size=PAGES)
+pool_owners = st.lists(st.integers(0, 2), min_size=PAGES, max_size=PAGES)
+#: Any pages, or a run of them, which is followed as bytes.
+moved_pages = st.one_of(
+    st.lists(st.integers(-1, PAGES), min_size=1, max_size=5),
+    st.builds(lambda first, count: list(range(first, first + count)), st.integers(0, PAGES - 3), st.integers(1, 5)),
 )
-def test_walk_and_sweep_agree(
-    states: list[int], owners: list[int], pages: list[int], move: tuple[str, str, str], owner: int, claimed: int
-) -> None:
+
+
+def moved(pages: list[int], move: tuple[str, str, str], owner: int) -> PagesMoved:
     source, target, cause = move
     prefix = {"free": "", "private": "r:", "protected": "n:", "evictable": "n:"}[target]
     label = f"{prefix}{owner}" if prefix else ""
-    event = PagesMoved(1, 7, 0, np.array(pages, "<i4").tobytes(), source, target, label, cause)
+    return PagesMoved(1, 7, 0, np.array(pages, "<i4").tobytes(), source, target, label, cause)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    states=pool_states,
+    owners=pool_owners,
+    uniform=st.booleans(),
+    pages=moved_pages,
+    move=st.sampled_from(CAUSES),
+    owner=st.integers(0, 2),
+    claimed=st.lists(st.integers(0, PAGES - 1), max_size=1),
+)
+def test_accepted_and_judged_moves_agree(
+    states: list[int],
+    owners: list[int],
+    uniform: bool,
+    pages: list[int],
+    move: tuple[str, str, str],
+    owner: int,
+    claimed: list[int],
+) -> None:
+    if uniform:  # else hardly a move is right
+        states, owners = [states[0]] * PAGES, [owners[0]] * PAGES
     outcomes = []
-    for method, form in ((page_laws._walk, pages), (page_laws._sweep, np.array(pages, "<i4"))):
-        told: list[str] = []
+    for judged in (False, True):
         shadow = books(states, owners)
-        shadow.in_commit = True
-        shadow.claimed_step[claimed] = 7
-        number = owner if prefix else -1
-        method(
-            shadow,
-            form,
-            LEGAL[move],
-            number,
-            event,
-            lambda law, *_, told=told, **__: told.append(law),
-        )
-        outcomes.append((sorted(set(told)), shadow.states.tolist(), shadow.owners.tolist(), shadow.counts,
-                         shadow.private_of_row))  # fmt: skip
+        for page in claimed:
+            shadow.pool.remember_claim(np.array([page], "<i4").tobytes())
+        with pytest.MonkeyPatch.context() as patch:
+            if judged:
+                patch.setattr(PageBook, "follow", lambda *_: None)
+            outcomes.append((follow(shadow, [moved(pages, move, owner)]), picture(shadow)))
     assert outcomes[0] == outcomes[1]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    states=st.one_of(pool_states, st.just([0] * PAGES)),
+    claims=st.lists(st.tuples(moved_pages, st.integers(0, ROWS + 1)), min_size=1, max_size=4),
+    shift=st.booleans(),
+)
+def test_claims_together_are_claims_one_by_one(
+    states: list[int], claims: list[tuple[list[int], int]], shift: bool
+) -> None:
+    if shift:  # one run, as a pool gives pages out while nothing came back
+        first = 0
+        for index, (pages, row) in enumerate(claims):
+            claims[index] = (list(range(first, first + len(pages))), row)
+            first += len(pages)
+    events = [moved(pages, ("free", "private", "claim"), row) for pages, row in claims]
+    alone, together = books(states, [1] * PAGES), books(states, [1] * PAGES)
+    before = picture(together)
+    told = follow(alone, events)
+    if page_laws.follow_claims(together, events):
+        assert (told, picture(together)) == ([], picture(alone))
+    else:
+        assert picture(together) == before, "refused claims changed something"
+        rows = [row for _, row in claims]
+        assert told or len(set(rows)) < len(rows) or max(rows) >= ROWS, "refused for nothing"
+
+
+def test_a_claimed_page_may_not_be_evicted_in_the_same_commit() -> None:
+    shadow = books([0] * PAGES, [0] * PAGES)
+    claim = moved([3, 4], ("free", "private", "claim"), 1)
+    assert page_laws.follow_claims(shadow, [claim])
+    insert = moved([4], ("private", "evictable", "insert"), 9)
+    assert follow(shadow, [insert]) == ["INV-PAGE-03"]
+    shadow.close_plan(1.0)
+    shadow.in_commit = True
+    assert follow(shadow, [moved([3], ("private", "evictable", "insert"), 9)]) == []

@@ -1,0 +1,276 @@
+"""The second books of the pages. Owns: state and owner of every page as events tell them, and the counts by both.
+
+State and owner are one number, the tag, so that a move looks at one array and writes one. Most moves take pages whose
+ids follow each other; those are compared and written as bytes, whatever their number.
+"""
+
+from __future__ import annotations
+
+import sys
+from operator import mul
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+STATE_NAMES: Final = ("free", "private", "protected", "evictable")
+STATE_CODES: Final = {name: code for code, name in enumerate(STATE_NAMES)}
+FREE, PRIVATE, PROTECTED, EVICTABLE = range(4)
+NO_OWNER: Final = -1
+#: Owner rules of a move. Rows and nodes are numbered apart, so OTHER_KIND compares nothing.
+OTHER_KIND, KEEPS, CHANGES = 0, 1, 2
+
+_FIRST_ID: Final = Struct("<I").unpack_from
+_WIDTH: Final = 8
+
+
+def tag_of(state: int, owner: int) -> int:
+    """One number for a state and an owner; `tag & 3` and `tag >> 2` give them back."""
+    return owner << 2 | state
+
+
+def packed(tag: int) -> bytes:
+    """A tag as it lies in the array."""
+    return tag.to_bytes(_WIDTH, sys.byteorder, signed=True)
+
+
+FREE_TAG: Final = tag_of(FREE, NO_OWNER)
+_FREE_PACKED: Final = packed(FREE_TAG)
+
+
+class _Rows(NamedTuple):
+    """Rows that claims name: numbers, their packed tags, and as an index array (None: one is odd, or named twice)."""
+
+    numbers: list[int]
+    tags: list[bytes]
+    places: NDArray[np.intp] | None
+
+
+_ODD_ROWS: Final = _Rows([], [], None)
+
+
+class PageBook:
+    """Pages of one pool, all free at first.
+
+    tags    int64 [num_pages]
+    counts  pages by state
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_claimed",
+        "_ids",
+        "_known",
+        "_labels",
+        "_odd_rows",
+        "_private",
+        "_private_view",
+        "_rows",
+        "_view",
+        "counts",
+        "num_pages",
+        "num_rows",
+        "tags",
+    )
+
+    def __init__(self, num_pages: int, num_rows: int) -> None:
+        self.num_pages, self.num_rows = num_pages, num_rows
+        self._bytes = bytearray(_FREE_PACKED * num_pages)
+        self.tags: NDArray[np.int64] = np.frombuffer(self._bytes, dtype=np.int64)
+        self._view = memoryview(self._bytes).cast("q")
+        #: All page ids in order, as events pack them: a run of pages is a slice of it.
+        self._ids = np.arange(num_pages, dtype="<i4").tobytes()
+        self.counts = [num_pages, 0, 0, 0]
+        self._private = np.zeros(num_rows, dtype=np.int64)
+        self._private_view = self._private.data
+        #: The same of rows that there are none of: only a fault names them.
+        self._odd_rows: dict[int, int] = {}
+        #: Pages claimed in the open commit, as the events had them.
+        self._claimed: list[bytes] = []
+        #: Owner labels of the last claims, and their rows.
+        self._labels: tuple[str, ...] = ()
+        self._rows = _ODD_ROWS
+        #: Owner label -> row and packed tag: as many as there are rows.
+        self._known: dict[str, tuple[int, bytes]] = {}
+
+    def private_pages(self, row: int) -> int:
+        """Private pages of a row."""
+        return self._private_view[row] if 0 <= row < self.num_rows else self._odd_rows.get(row, 0)
+
+    @property
+    def states(self) -> NDArray[np.int64]:
+        """State of every page: int64 [num_pages], a copy."""
+        return self.tags & 3
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """Owner of every page: int64 [num_pages], a copy."""
+        return self.tags >> 2
+
+    def set_all(self, states: NDArray[np.integer], owners: NDArray[np.integer]) -> None:
+        """Take over a whole picture: int [num_pages] each."""
+        self.tags[:] = owners.astype(np.int64) << 2 | states
+        self.recount()
+
+    def tag_at(self, pages: bytes) -> int | None:
+        """Tag of the first of `pages`; None when there is no such page."""
+        page: int = _FIRST_ID(pages)[0]
+        return self._view[page] if page < self.num_pages else None
+
+    # -- moves that are as they should be --------------------------------------------------------------------------
+
+    def follow(self, pages: bytes, source: int, tag: int, rule: int) -> int | None:
+        """Give `pages` (packed int32, at least one) the tag, if all have one tag that the move may start from.
+
+        Returns the owner before. None, and nothing is changed, when a page is elsewhere, named twice or not there, or
+        when they had several owners; `judge` then says what is wrong.
+        """
+        view, count = self._view, len(pages) // 4
+        first: int = _FIRST_ID(pages)[0]
+        if first >= self.num_pages:
+            return None
+        before = view[first]
+        owner = before >> 2
+        if before & 3 != source or (rule and (owner == tag >> 2) != (rule == KEEPS)):
+            return None
+        if count == 1:
+            view[first] = tag
+        elif pages == self._ids[4 * first : 4 * (first + count)]:
+            start, end = _WIDTH * first, _WIDTH * (first + count)
+            if self._bytes[start:end] != packed(before) * count:
+                return None
+            self._bytes[start:end] = packed(tag) * count
+        else:
+            at = self._distinct(pages, before)
+            if at is None:
+                return None
+            self.tags[at] = tag
+        self.count_move(count, source, tag, owner)
+        return owner
+
+    def follow_claims(self, labels: tuple[str, ...], pieces: list[bytes]) -> list[int] | None:
+        """Free pages go to rows: owner label and packed int32 page ids of each claim. Returns the rows.
+
+        None, and nothing is changed, when anything is odd: the claims are then to be judged one by one.
+        """
+        rows = self._rows_of(labels)
+        if rows.places is None:
+            return None
+        joined, count = b"".join(pieces), len(pieces)
+        amounts: int | list[int]
+        if len(joined) == 4 * count and set(map(len, pieces)) == {4}:  # one page each, as in a decode step
+            free, fill, amounts = count, b"".join(rows.tags), 1
+        else:
+            sizes = [len(pages) // 4 for pages in pieces]
+            free, fill, amounts = sum(sizes), b"".join(map(mul, rows.tags, sizes)), sizes
+            if 0 in sizes or len(joined) != 4 * free:
+                return None
+        first: int = _FIRST_ID(joined)[0]
+        if joined == self._ids[4 * first : 4 * (first + free)]:
+            start, end = _WIDTH * first, _WIDTH * (first + free)
+            if self._bytes[start:end] != _FREE_PACKED * free:
+                return None
+            self._bytes[start:end] = fill
+        else:
+            at = self._distinct(joined, FREE_TAG)
+            if at is None:
+                return None
+            self.tags[at] = np.frombuffer(fill, dtype=np.int64)
+        self.counts[FREE] -= free
+        self.counts[PRIVATE] += free
+        self._private[rows.places] += amounts
+        self._claimed.append(joined)
+        return rows.numbers
+
+    def _rows_of(self, labels: tuple[str, ...]) -> _Rows:
+        """Rows of owner labels. Decode steps name the same ones again and again."""
+        if labels == self._labels:
+            return self._rows
+        known = self._known
+        for label in labels:
+            if label not in known:
+                row = int(label[2:]) if label[:2] == "r:" and label[2:].isdigit() else NO_OWNER
+                if not 0 <= row < self.num_rows:
+                    return _ODD_ROWS
+                known[label] = (row, packed(tag_of(PRIVATE, row)))
+        found = [known[label] for label in labels]
+        numbers = [row for row, _ in found]
+        places = np.array(numbers, dtype=np.intp) if len(set(numbers)) == len(numbers) else None
+        self._labels, self._rows = labels, _Rows(numbers, [tag for _, tag in found], places)
+        return self._rows
+
+    def _distinct(self, pages: bytes, tag: int) -> NDArray[np.intp] | None:
+        """Indices of `pages` if all of them have this tag and none is named twice, else None."""
+        at = np.frombuffer(pages, dtype="<u4").astype(np.intp)  # unsigned: an id below 0 is far beyond the pool
+        try:
+            found = self.tags[at]
+        except IndexError:
+            return None
+        if np.count_nonzero(found != tag):
+            return None
+        marks = np.arange(len(at))
+        self.tags[at] = marks  # of a page named twice, one mark is lost
+        if np.count_nonzero(self.tags[at] != marks):
+            self.tags[at] = tag
+            return None
+        return at
+
+    # -- moves that may be wrong -----------------------------------------------------------------------------------
+
+    def judge(self, pages: NDArray[np.int64], source: int, tag: int, rule: int) -> tuple[list[int], int]:
+        """Give `pages`, all of them of the pool, the tag. Returns those that were elsewhere, and the first's owner."""
+        before = self.tags[pages]
+        owners, owner = before >> 2, tag >> 2
+        bad = before & 3 != source
+        if rule:
+            bad |= (owners == owner) != (rule == KEEPS)
+        if rule != KEEPS and source != EVICTABLE:
+            bad |= owners != owners[0]
+        again = np.ones(len(pages), dtype=bool)
+        again[np.unique(pages, return_index=True)[1]] = False
+        bad |= again
+        self.tags[pages] = tag
+        return pages[bad].tolist(), int(owners[0])
+
+    def count_move(self, count: int, source: int, tag: int, old_owner: int) -> None:
+        """Counters of a move that was what it said."""
+        target = tag & 3
+        self.counts[source] -= count
+        self.counts[target] += count
+        if target == PRIVATE:
+            self._add_private(tag >> 2, count)
+        elif source == PRIVATE:
+            self._add_private(old_owner, -count)
+
+    def _add_private(self, row: int, count: int) -> None:
+        if 0 <= row < self.num_rows:
+            self._private_view[row] += count
+        else:
+            self._odd_rows[row] = self._odd_rows.get(row, 0) + count
+
+    def recount(self) -> None:
+        """Rebuild the counters from the tags: after a move that was not what it said."""
+        self.counts = [int(count) for count in np.bincount(self.tags & 3, minlength=4)]
+        self._private[:] = 0
+        self._odd_rows.clear()
+        rows, sizes = np.unique(self.owners[self.states == PRIVATE], return_counts=True)
+        for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
+            self._add_private(row, size)
+
+    # -- the open commit -------------------------------------------------------------------------------------------
+
+    def remember_claim(self, pages: bytes) -> None:
+        """`pages` were claimed in the open commit."""
+        self._claimed.append(pages)
+
+    def claimed_now(self, pages: bytes) -> list[int]:
+        """Those of `pages` that were claimed in the open commit."""
+        if not self._claimed:
+            return []
+        moved, claimed = (np.frombuffer(packed, dtype="<i4") for packed in (pages, b"".join(self._claimed)))
+        return [int(page) for page in moved[np.isin(moved, claimed)]]
+
+    def close_commit(self) -> None:
+        """The commit is over."""
+        self._claimed.clear()

@@ -1,0 +1,174 @@
+"""Who decodes, in the second books. Owns: the running requests, their output counts, and how much they may still grow.
+
+A decode step gives one token to everybody who runs. That is one number (`ticks`), not one per request: the outputs of a
+running request are what it came with and the ticks since, and the growth of all falls by as many as are near their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.events import RequestArrived
+from engine.request import RequestState
+
+
+class ShadowRequest:
+    """One live request, counts only.
+
+    outputs      output tokens
+    cursor       tokens whose K/V is computed or planned: where the next piece must start; None outside prefill
+    planned_end  end of the piece of the step in flight, None when it has none
+    token_step   step whose output token a transition told before the outcome; it is in `outputs` already
+    locks        locks held, all nodes together
+    """
+
+    __slots__ = (
+        "_group",
+        "_joined",
+        "_outputs",
+        "_shrinks_at",
+        "cursor",
+        "ignore_eos",
+        "locks",
+        "max_new",
+        "planned_end",
+        "prompt_len",
+        "rid",
+        "row",
+        "state",
+        "token_step",
+    )
+
+    def __init__(self, event: RequestArrived) -> None:
+        self.rid = event.rid
+        self.prompt_len = event.prompt_len
+        self.max_new = event.max_new_tokens
+        self.ignore_eos = event.ignore_eos
+        self.state: RequestState | None = None
+        self.cursor: int | None = None
+        self.planned_end: int | None = None
+        self.row: int | None = None
+        self.locks = 0
+        self.token_step = -1
+        self._outputs = 0
+        self._group: Running | None = None
+        self._joined = 0
+        self._shrinks_at = 0
+
+    @property
+    def outputs(self) -> int:
+        group = self._group
+        return self._outputs if group is None else self._outputs + group.ticks - self._joined
+
+    @outputs.setter
+    def outputs(self, outputs: int) -> None:
+        group = self._group
+        if group is None:
+            self._outputs = outputs
+        else:
+            group.change(self, outputs)
+
+    @property
+    def seq_len(self) -> int:
+        return self.prompt_len + self.outputs
+
+
+class Running(Mapping[str, ShadowRequest]):
+    """The requests in decode by id, in the order in which they came to it.
+
+    clip          most tokens of one request that are promised ahead
+    plain_growth  tokens that they may still add, as far as they are promised: those that end at EOS
+    eos_growth    the same of those that ignore EOS, whose length is known
+    ticks         steps so far that gave every one of them a token
+    """
+
+    def __init__(self, clip: int) -> None:
+        self.clip = clip
+        self.ticks = 0
+        self._growth = [0, 0]
+        #: How many of either kind lose growth with each tick, because less than `clip` is left.
+        self._shrinking = [0, 0]
+        #: tick -> how many of either kind begin to shrink with it
+        self._begins: dict[int, list[int]] = {}
+        self._requests: dict[str, ShadowRequest] = {}
+        self._order: tuple[str, ...] | None = ()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._requests)
+
+    def __getitem__(self, rid: str) -> ShadowRequest:
+        return self._requests[rid]
+
+    @property
+    def plain_growth(self) -> int:
+        return self._growth[0]
+
+    @property
+    def eos_growth(self) -> int:
+        return self._growth[1]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Their ids, in the order of the last decode step; the same tuple until somebody comes or goes."""
+        if self._order is None:
+            self._order = tuple(self._requests)
+        return self._order
+
+    @order.setter
+    def order(self, order: tuple[str, ...]) -> None:
+        """`order` are the running requests, each once."""
+        self._order = order
+
+    def tick(self) -> None:
+        """Everybody got one token."""
+        growth, shrinking = self._growth, self._shrinking
+        begin = self._begins.pop(self.ticks, None)
+        if begin is not None:
+            shrinking[0] += begin[0]
+            shrinking[1] += begin[1]
+        growth[0] -= shrinking[0]
+        growth[1] -= shrinking[1]
+        self.ticks += 1
+
+    def join(self, request: ShadowRequest) -> None:
+        """`request` begins to decode."""
+        self._requests[request.rid] = request
+        self._order = None
+        self._enter(request)
+
+    def leave(self, request: ShadowRequest) -> None:
+        """`request` decodes no more; nothing when it did not."""
+        if self._requests.pop(request.rid, None) is not None:
+            self._order = None
+            self._exit(request)
+
+    def change(self, request: ShadowRequest, outputs: int) -> None:
+        """A running request has `outputs` tokens, whatever the ticks say."""
+        self._exit(request)
+        request.outputs = outputs
+        self._enter(request)
+
+    def _enter(self, request: ShadowRequest) -> None:
+        left, kind = request.max_new - request.outputs, int(request.ignore_eos)
+        self._growth[kind] += min(left, self.clip)
+        begins = self.ticks + max(left - self.clip, 0)
+        counts = self._begins.get(begins)
+        if counts is None:
+            counts = self._begins[begins] = [0, 0]
+        counts[kind] += 1
+        request._shrinks_at, request._joined, request._group = begins, self.ticks, self
+
+    def _exit(self, request: ShadowRequest) -> None:
+        request._outputs, request._group = request.outputs, None
+        kind, begins = int(request.ignore_eos), request._shrinks_at
+        self._growth[kind] -= min(request.max_new - request.outputs, self.clip)
+        if begins < self.ticks:
+            self._shrinking[kind] -= 1
+            return
+        counts = self._begins[begins]
+        counts[kind] -= 1
+        if counts == [0, 0]:
+            del self._begins[begins]
