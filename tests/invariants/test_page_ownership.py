@@ -69,7 +69,7 @@ def limbo(engine: LLMEngine) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("fault", [share_and_lose, use_free_page, drop_lock, limbo])
-def test_fault_is_reported_in_its_round(fault: Callable[[LLMEngine], tuple[int, ...]]) -> None:
+def test_fr_22_each_fault_is_reported_in_its_round(fault: Callable[[LLMEngine], tuple[int, ...]]) -> None:
     told: list[Violation] = []
     checker = InvariantChecker(on_violation="record", listener=told.append)
     engine = live_engine(checker)
@@ -86,7 +86,7 @@ def test_fault_is_reported_in_its_round(fault: Callable[[LLMEngine], tuple[int, 
     assert checker.violations_by_id["INV-LOCK-03" if fault is drop_lock else "INV-PAGE-02"] > 0
 
 
-def test_two_owners_are_both_named() -> None:
+def test_fr_22_two_owners_are_both_named() -> None:
     told: list[Violation] = []
     checker = InvariantChecker(on_violation="record", listener=told.append)
     engine = live_engine(checker)
@@ -97,7 +97,7 @@ def test_two_owners_are_both_named() -> None:
     assert "request b" in double.found
 
 
-def test_a_thousand_healthy_rounds_report_nothing() -> None:
+def test_fr_22_a_thousand_healthy_rounds_report_nothing() -> None:
     """Chunking, mixing, retraction, cancels and failures, the checker on after each round."""
     checker = InvariantChecker()
     config = engine_config(

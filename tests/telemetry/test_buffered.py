@@ -152,7 +152,7 @@ def test_a_queue_without_room_is_refused() -> None:
         BufferedSink(RecordingSink(), "journal", capacity=0)
 
 
-def test_faulty_listeners_change_nothing_for_any_request(tmp_path: Path, simulated: Any) -> None:
+def test_fr_29_faulty_listeners_change_nothing_for_any_request(tmp_path: Path, simulated: Any) -> None:
     """FR-29: raising listeners and a journal that cannot be opened leave every event as it is without them."""
     plain = simulated(tmp_path / "plain.jsonl", 4)
     plain.play(20)

@@ -71,7 +71,7 @@ def test_every_series_exists_before_the_first_request_and_counters_are_zero() ->
     assert {labels[0][1] for name, labels in samples if name == "waiting_by_blocker"} == set(BLOCKERS)
 
 
-def test_no_label_holds_an_id_and_the_series_stay_as_many_over_ten_thousand_requests() -> None:
+def test_fr_37_no_label_holds_an_id_and_the_series_stay_as_many_over_ten_thousand_requests() -> None:
     scraped = Scraped(engine_config(num_pages=400, page_size=16, max_running_requests=200, max_prefill_tokens=8192))
     before = set(scraped.scrape())
     for start in range(0, 10_000, 200):
@@ -122,7 +122,7 @@ def test_types_and_questions_are_shown() -> None:
     assert build.labels == {"version": "test", "model": "made-up", "attention_backend": "none", "page_size": "16"}
 
 
-def test_a_cache_hit_counts_once_however_often_the_request_was_examined() -> None:
+def test_fr_27_a_cache_hit_counts_once_however_often_the_request_was_examined() -> None:
     scraped = Scraped(engine_config(num_pages=40, page_size=4, schedule_conservativeness=1.0))
     run = scraped.run
     shared = list(range(64))
@@ -145,7 +145,7 @@ def test_a_cache_hit_counts_once_however_often_the_request_was_examined() -> Non
     assert (after[cached] - before[cached], after[computed] - before[computed]) == (64, 60 + 16)
 
 
-def test_gauges_are_zero_once_everybody_is_gone() -> None:
+def test_fr_28_gauges_are_zero_once_everybody_is_gone() -> None:
     scraped = Scraped(engine_config(max_running_requests=24, num_pages=200))
     for at in range(24):
         scraped.run.add(f"r{at}", 20, 5)
@@ -162,7 +162,7 @@ def test_gauges_are_zero_once_everybody_is_gone() -> None:
         assert idle["kv_pages", (("state", state),)] == 0
 
 
-def test_an_abort_while_nothing_steps_is_seen_by_the_next_scrape() -> None:
+def test_fr_28_an_abort_while_nothing_steps_is_seen_by_the_next_scrape() -> None:
     scraped = Scraped()
     scraped.run.add("a", 20, 5)
     scraped.run.now_ns += 3_000 * MS
@@ -174,7 +174,7 @@ def test_an_abort_while_nothing_steps_is_seen_by_the_next_scrape() -> None:
     assert samples["requests_finished_total", (("finish_reason", "abort"),)] == 1
 
 
-def test_pool_pages_are_told_apart_by_owner() -> None:
+def test_fr_32_pool_pages_are_told_apart_by_owner() -> None:
     scraped = Scraped(engine_config(num_pages=100, page_size=16, max_running_requests=32))
     run = scraped.run
     run.add("old", 160, 1)
@@ -265,7 +265,7 @@ def _first_admissions(scraped: Scraped) -> list:
     return list(seen.values())
 
 
-def test_a_long_stall_lands_in_its_bucket_and_every_gap_counts_once() -> None:
+def test_fr_36_a_long_stall_lands_in_its_bucket_and_every_gap_counts_once() -> None:
     scraped = Scraped()
     scraped.run.add("a", 8, 20, ignore_eos=True)
     for _ in range(10):
@@ -325,7 +325,7 @@ def test_a_scrape_before_a_late_arrival_is_not_taken_back() -> None:
     assert scraped.value("idle_seconds_total") == 7.5
 
 
-def test_a_step_that_runs_backwards_is_refused_not_raised() -> None:
+def test_fr_29_a_step_that_runs_backwards_is_refused_not_raised() -> None:
     scraped = Scraped()
     scraped.run.add("a", 8, 2)
     plan = scraped.run.timed_step()

@@ -114,7 +114,7 @@ def _held(watched: Watched, rid: str = "waits") -> QueueEntry:
     return watched.entries()[rid]
 
 
-def test_a_request_held_by_the_rows_says_so() -> None:
+def test_fr_33_a_request_held_by_the_rows_says_so() -> None:
     watched = Watched(engine_config(max_running_requests=1))
     watched.run.add("runs", 8, 50, ignore_eos=True)
     watched.run.timed_step()
@@ -125,7 +125,7 @@ def test_a_request_held_by_the_rows_says_so() -> None:
     assert watched.entries()["waits"].age_s == pytest.approx(5.001)
 
 
-def test_a_request_held_by_its_future_names_need_and_have() -> None:
+def test_fr_33_a_request_held_by_its_future_names_need_and_have() -> None:
     watched = Watched(engine_config(num_pages=20, page_size=4))
     watched.run.add("runs", 30, 30, ignore_eos=True)
     watched.run.timed_step()
@@ -140,7 +140,7 @@ def test_a_request_held_by_its_future_names_need_and_have() -> None:
     assert watched.entries()["waits"].blocker == "kv_total", "a latched full flag does not hide what filled it"
 
 
-def test_requests_behind_the_stopper_are_held_by_the_order_and_know_who_stopped() -> None:
+def test_fr_33_requests_behind_the_stopper_are_held_by_the_order_and_know_who_stopped() -> None:
     watched = Watched(engine_config(num_pages=20, page_size=4))
     watched.run.add("runs", 30, 30, ignore_eos=True)
     watched.run.timed_step()
@@ -158,14 +158,14 @@ def test_requests_behind_the_stopper_are_held_by_the_order_and_know_who_stopped(
     assert entries["last"].last_evaluated_step is None
 
 
-def test_a_request_that_nobody_has_looked_at_yet_waits_for_the_engine() -> None:
+def test_fr_33_a_request_that_nobody_has_looked_at_yet_waits_for_the_engine() -> None:
     watched = Watched()
     watched.run.add("new", 8, 4)
     entry = watched.entries()["new"]
     assert (entry.blocker, entry.reason, entry.passes_waited) == ("engine_busy", None, 0)
 
 
-def test_a_spent_budget_holds_the_next_one() -> None:
+def test_fr_33_a_spent_budget_holds_the_next_one() -> None:
     watched = Watched(engine_config(max_prefill_tokens=16, chunked_prefill_size=None))
     watched.run.add("fills", 16, 4)
     watched.run.add("waits", 16, 4)
@@ -173,7 +173,7 @@ def test_a_spent_budget_holds_the_next_one() -> None:
     assert (entry.blocker, entry.reason, entry.who_stopped) == ("order", "compute_exhausted", "fills")
 
 
-def test_a_prompt_that_takes_the_whole_slice_holds_the_next_one() -> None:
+def test_fr_33_a_prompt_that_takes_the_whole_slice_holds_the_next_one() -> None:
     watched = Watched(engine_config(page_size=4, num_pages=200, chunked_prefill_size=16, max_prefill_tokens=64))
     watched.run.add("long", 60, 4)
     watched.run.add("waits", 40, 4)

@@ -340,5 +340,5 @@ def _touched_in_five_passes(waiting: int) -> int:
     return len(calls)
 
 
-def test_a_pass_touches_only_those_it_looked_at_however_many_wait() -> None:
+def test_fr_38_a_pass_touches_only_those_it_looked_at_however_many_wait() -> None:
     assert _touched_in_five_passes(2_000) == _touched_in_five_passes(10) == 5

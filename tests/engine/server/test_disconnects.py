@@ -58,7 +58,7 @@ def test_leaving_while_queued(serve: Any, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_leaving_in_the_middle_of_a_chunked_prefill(serve: Any, stream: bool) -> None:
+def test_fr_19_leaving_in_the_middle_of_a_chunked_prefill(serve: Any, stream: bool) -> None:
     live = serve(step_ms=10, scheduler={"chunked_prefill_size": 16})
     body = BODY | {"prompt": [40 + i % 50 for i in range(500)], "max_tokens": 5, "stream": stream}
     leave(live, body, lambda: live.snapshot().continuation is not None)
