@@ -12,6 +12,8 @@ from engine.server.engine_thread import EngineThread
 from invariants.audit import AuditPart
 from invariants.checker import InvariantChecker
 from invariants.violation import InvariantViolation
+from telemetry.metrics import MetricsSink
+from telemetry.readings import LIVES, readings_of
 
 _log = logging.getLogger(__name__)
 _ANSWER_S: Final = 30.0
@@ -23,10 +25,17 @@ class Auditor:
     What it finds stops the engine where the law is to raise: its next step, which is due at once, raises it.
 
     period_s  None: never by itself
+    metrics   what is shown to the world, compared with the books in the same audit; None: nothing is shown
     """
 
     def __init__(
-        self, engine: LLMEngine, engine_thread: EngineThread, checker: InvariantChecker, *, period_s: float | None
+        self,
+        engine: LLMEngine,
+        engine_thread: EngineThread,
+        checker: InvariantChecker,
+        *,
+        period_s: float | None,
+        metrics: MetricsSink | None = None,
     ) -> None:
         self._engine = engine
         self._engine_thread = engine_thread
@@ -34,6 +43,8 @@ class Auditor:
         self._period_s = period_s
         self._audited_steps = 0
         self._order_from = 0
+        self._metrics = metrics
+        self._lives_from = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="admitscope-audit", daemon=True)
 
@@ -55,11 +66,23 @@ class Auditor:
         sampled = self._checker.audits_by_part[AuditPart.ORDER]
         try:
             self._checker.audit(snapshot)
+            self._audit_metrics()
         except InvariantViolation as broken:
             _log.exception("the audit after step %d found a broken law", self._audited_steps)
             self._engine.condemn(broken)
         if snapshot.order is not None and self._checker.audits_by_part[AuditPart.ORDER] > sampled:
             self._order_from = snapshot.order.next_start  # a stretch that was not looked at comes again
+
+    def _audit_metrics(self) -> None:
+        """What is shown, and the times of the next LIVES live requests."""
+        metrics = self._metrics
+        if metrics is None:
+            return
+        if self._lives_from >= len(metrics.timeline.live):
+            self._lives_from = 0
+        readings = readings_of(metrics, lives_from=self._lives_from)
+        self._lives_from += LIVES
+        self._checker.audit_readings(readings)
 
     def _run(self) -> None:
         while not self._ending.wait(self._period_s):

@@ -27,6 +27,7 @@ from telemetry.evidence import FOLDER, EvidenceRecorder
 from telemetry.evidence_bundle import Picture
 from telemetry.isolation import IsolatedSink
 from telemetry.metric_catalog import NS
+from telemetry.metrics import MetricsSink
 
 _log = logging.getLogger(__name__)
 _ANSWER_S: Final = 10.0
@@ -80,10 +81,11 @@ class Checking:
             return ()
         return (IsolatedSink(self.checker, "checker", lets_through=(InvariantViolation,)),)
 
-    def attach(self, engine: LLMEngine, engine_thread: EngineThread) -> None:
-        """Name the engine that is checked."""
+    def attach(self, engine: LLMEngine, engine_thread: EngineThread, metrics: MetricsSink | None = None) -> None:
+        """Name the engine that is checked, and the metrics that audits compare with the checker's books."""
         self._engine, self._engine_thread = engine, engine_thread
-        self.auditor = Auditor(engine, engine_thread, self.checker, period_s=self._config.audit_period_s)
+        period_s = self._config.audit_period_s
+        self.auditor = Auditor(engine, engine_thread, self.checker, period_s=period_s, metrics=metrics)
 
     def start(self) -> None:
         """Begin to audit."""

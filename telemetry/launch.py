@@ -147,7 +147,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         routers=(create_router(read_model, exposition),),
         version=version(),
     )
-    checking.attach(engine, engine_thread)
+    checking.attach(engine, engine_thread, metrics)
     return Instance(engine, engine_thread, app, checking, metrics, journal, queues, executor)
 
 
