@@ -62,7 +62,10 @@ NONE = Watch(records=False, checker=False)
 
 
 class Prompts:
-    """Page keys of made-up prompts, the same in every run. Keys are drawn, not hashed: hashing is intake's business."""
+    """Page keys of made-up prompts, the same in every run. Keys are drawn, not hashed: hashing is intake's business.
+
+    As with hashed ones, no key occurs after two different beginnings.
+    """
 
     def __init__(self, page_size: int, *, shared_tokens: int = PREFIX_TOKENS) -> None:
         self.page_size = page_size
@@ -105,7 +108,7 @@ class Rig:
                 "executor": {"kind": "simulated"},
             }
         )
-        self.scheduler = Scheduler(self.config, num_pages=num_pages, sink=watch.sink())
+        self.scheduler = Scheduler(self.config, num_pages=num_pages, sink=watch.sink(), chained_keys=True)
         self.now_ns = 0
         publisher = self.scheduler.publisher
         described = (self.config.model_dump_json(), "made-up", "none", page_size, num_pages, rows, 0, "bench")

@@ -77,12 +77,14 @@ class LLMEngine:
         self.info = executor.info()
         self._executor = executor
         self._clock = clock
-        self.scheduler = Scheduler(config, num_pages=self.info.num_pages, sink=sink)
         self.tokens = TokenStore(
             page_size=config.cache.page_size,
             secret=key_secret,
             eos_token_ids=self.info.eos_token_ids,
             stop_watcher=stop_watcher,
+        )
+        self.scheduler = Scheduler(
+            config, num_pages=self.info.num_pages, sink=sink, chained_keys=self.tokens.chained_keys
         )
         self._cached_tokens: dict[str, int] = {}
         self._prompt_tokens: dict[str, int] = {}

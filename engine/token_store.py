@@ -90,6 +90,11 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    @property
+    def chained_keys(self) -> bool:
+        """Whether a page's key stands for everything before it too."""
+        return self._keyer.is_chained
+
     def add(self, rid: str, prompt_ids: Sequence[int], params: SamplingParams) -> PromptKeys:
         """Keep a prompt; returns its keys."""
         prompt = np.asarray(prompt_ids, dtype=np.int64)

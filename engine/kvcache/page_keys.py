@@ -37,6 +37,11 @@ class PageKeyer:
         self._secret = secret or b""
         self._plain = secret is None and page_size == 1
 
+    @property
+    def is_chained(self) -> bool:
+        """Whether a key stands for everything before its page too."""
+        return not self._plain
+
     def of(self, tokens: Sequence[int]) -> tuple[Keys, bytes]:
         """Keys of the full pages of `tokens`, and the chain state to go on from."""
         if self._plain:
@@ -92,6 +97,13 @@ class PageKeys:
     def at(self, page: int) -> int:
         """The key of one page, which must exist."""
         return self._keys.item(page)
+
+    def after_chain(self, end: int, last: int) -> int | Literal[False] | None:
+        """`after` for keys that each stand for all before them too: equal there, they are equal from the start."""
+        keys = self._keys
+        if self._len < end or keys.item(end - 1) != last:
+            return False
+        return keys.item(end) if self._len > end else None
 
     def after(self, start: int, end: int, packed: bytes) -> int | Literal[False] | None:
         """The key that follows if keys [start, end) are `packed`, None if they are and end here, False if not."""

@@ -18,9 +18,9 @@ from engine.scheduler.prefix_index import Entry, Place, PrefixIndex
 class EntryQueue(ABC):
     """Entries by request, and the index that says where each one's match ends."""
 
-    def __init__(self, tree: RadixCache, standing: Callable[[Entry], Place]) -> None:
+    def __init__(self, tree: RadixCache, standing: Callable[[Entry], Place], *, chained_keys: bool) -> None:
         self._tree = tree
-        self._index = PrefixIndex(tree, standing)
+        self._index = PrefixIndex(tree, standing, chained_keys=chained_keys)
         self._entries: dict[str, Entry] = {}
         self._arrivals: dict[str, Entry] = {}
 

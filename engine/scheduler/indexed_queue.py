@@ -42,9 +42,9 @@ class _ColdGroup:
 class IndexedQueue(EntryQueue):
     """The waiting queue under lpm or shortest-prefill-first."""
 
-    def __init__(self, policy: Policy, tree: RadixCache) -> None:
+    def __init__(self, policy: Policy, tree: RadixCache, *, chained_keys: bool = False) -> None:
         assert policy in {Policy.LPM, Policy.SHORTEST_PREFILL_FIRST}, f"not an order by static keys: {policy}"
-        super().__init__(tree, lambda entry: (0, entry.key, entry.label))
+        super().__init__(tree, lambda entry: (0, entry.key, entry.label), chained_keys=chained_keys)
         self._policy = policy
         self._order: list[tuple[tuple[int, ...], int, str]] = []
         self._cold: dict[int, _ColdGroup] = {}
@@ -92,11 +92,11 @@ class IndexedQueue(EntryQueue):
             matched = entry.pages * page_size
             most = request.prompt_len + request.output_len - 1
             request.matched_len = matched if matched < most else most
-            is_cold = matched <= COLD_LIMIT_TOKENS and request.head32_key is not None
-            if is_cold and entry.cold_head is None:
+            if matched > COLD_LIMIT_TOKENS or request.head32_key is None:
+                if entry.cold_head is not None:
+                    self._leave_cold(entry)
+            elif entry.cold_head is None:
                 self._join_cold(entry)
-            elif not is_cold and entry.cold_head is not None:
-                self._leave_cold(entry)
         return walked
 
     def _join_cold(self, entry: Entry) -> None:
@@ -106,8 +106,10 @@ class IndexedQueue(EntryQueue):
         group = self._cold.setdefault(head, _ColdGroup())
         group.members[entry.request.rid] = entry
         first = group.first
+        if first is None:
+            self._headless[head] = None
         # Arrivals are last of all; only one that fell back among the cold can come before the first.
-        if first is not None and not entry.is_arrival and self._index.place_of(entry) < self._index.place_of(first):
+        elif not entry.is_arrival and self._index.place_of(entry) < self._index.place_of(first):
             group.first = entry
             self._displaced[first.request.rid] = first
 
@@ -126,20 +128,21 @@ class IndexedQueue(EntryQueue):
             self._headless[head] = None
 
     def _settle_put_back(self, walked: list[Entry]) -> list[Entry]:
-        """Decide who is put back; returns who must move, each with its key to come."""
-        touched: dict[str, Entry] = {entry.request.rid: entry for entry in walked}
-        for entry in walked:
-            if entry.cold_head is not None and self._cold[entry.cold_head].first is None:
-                self._headless[entry.cold_head] = None
+        """Decide who is put back; returns who must move, each with its place so far and its key to come."""
+        others = {rid: entry for rid, entry in self._displaced.items() if rid in self._entries}
         for head in self._headless:
             group = self._cold[head]
             group.first = min(group.members.values(), key=self._index.place_of)
-            touched[group.first.request.rid] = group.first
-        touched |= {rid: entry for rid, entry in self._displaced.items() if rid in self._entries}
+            others[group.first.request.rid] = group.first
         self._headless.clear()
         self._displaced.clear()
+        if others:
+            for entry in walked:
+                others.pop(entry.request.rid, None)
+            for entry in others.values():
+                self._index.remember_place(entry)
         movers = []
-        for entry in touched.values():
+        for entry in (*walked, *others.values()):
             cold = entry.cold_head
             entry.is_put_back = cold is not None and self._cold[cold].first is not entry
             key = self._key(entry)
@@ -179,7 +182,6 @@ class IndexedQueue(EntryQueue):
                 continue
             if not rebuild:
                 del order[bisect_left(order, (entry.key, entry.label))]
-            self._index.remember_place(entry)
             (back if entry.key_to_come > entry.key else forward).append(entry)
         back.sort(key=STOOD, reverse=True)
         forward.sort(key=STOOD)

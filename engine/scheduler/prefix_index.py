@@ -58,21 +58,28 @@ class Entry:
 
 
 class _Way:
-    """From `start` to `end`, as the first entry of a pass went it.
+    """From `start` to `end`, as the first entry of a pass went it, and who followed.
 
     Nothing but splits changes the tree within a pass, and a split leaves both ends where they are.
     """
 
-    __slots__ = ("_keys", "_packed", "end", "end_pages", "last_place", "start", "start_pages")
+    __slots__ = (
+        "_keys", "_packed", "end", "end_pages", "first_key", "followers", "last_key", "next_keys", "start",
+        "start_pages",
+    )  # fmt: skip
 
     def __init__(self, start: Node, end: Node, keys: Keys, start_pages: int) -> None:
         self.start = start
+        self.first_key: int = keys.item(0)
+        self.last_key: int = keys.item(-1)
+        self.followers: list[Entry] = []
+        #: Key by which each follower goes on, None: its keys end here.
+        self.next_keys: list[int | None] = []
         self.end = end
         self.start_pages = start_pages
         self.end_pages = start_pages + len(keys)
         self._keys = keys
         self._packed = b""
-        self.last_place: Place | None = None
 
     def packed(self) -> bytes:
         """Its keys as bytes, made when they are asked for."""
@@ -82,9 +89,7 @@ class _Way:
 
     def stamp(self, tick: int) -> None:
         """Stamp the way as the last who went it would have."""
-        if self.last_place is None:
-            return
-        stamp: Stamp = (tick, self.last_place, 0)
+        stamp: Stamp = (tick, self.followers[-1].place, 0)
         node: Node | None = self.end
         while node is not None and node is not self.start:
             node.stamp = max(node.stamp, stamp)
@@ -94,11 +99,13 @@ class _Way:
 class PrefixIndex:
     """Listener of one radix cache.
 
-    standing  where the queue says that a request which did not move in the last pass stood before it
+    standing      where the queue says that a request which did not move in the last pass stood before it
+    chained_keys  whether a page's key stands for all pages before it too, so that one comparison tells a whole way
     """
 
-    def __init__(self, tree: RadixCache, standing: Callable[[Entry], Place]) -> None:
+    def __init__(self, tree: RadixCache, standing: Callable[[Entry], Place], *, chained_keys: bool) -> None:
         self._tree = tree
+        self._chained_keys = chained_keys
         self._standing = standing
         tree.listener = self
         self._tick = 0
@@ -113,8 +120,11 @@ class PrefixIndex:
         """Requests parked at the parent whose next key the leaf begins with may match more."""
         assert leaf.parent is not None
         groups = self._parked.get(leaf.parent.node_id)
-        if groups is not None:
-            self._pending.update((entry.request.rid, entry) for entry in _members(groups.get(int(leaf.keys[0]))))
+        group = None if groups is None else groups.get(int(leaf.keys[0]))
+        if isinstance(group, dict):
+            self._pending.update(group)
+        elif group is not None:
+            self._pending[group.request.rid] = group
 
     def node_evicted(self, node: Node, parent: Node) -> None:
         """Requests parked at the node match up to its parent now; they walked through it in the last pass too."""
@@ -169,7 +179,8 @@ class PrefixIndex:
         ends where that one ended, is not walked again but put beside it.
         """
         ways: dict[tuple[int, int], _Way] = {}
-        tick, root = self._tick, self._tree.root
+        tick, root, chained = self._tick, self._tree.root, self._chained_keys
+        way: _Way | None = None  # the one that the entry before went or looked at
         for entry in entries:
             if entry.place_pass != tick:
                 self.remember_place(entry)
@@ -179,21 +190,54 @@ class PrefixIndex:
             if key is None:
                 self._settle(entry, start, entry.pages, None)
                 continue
-            way = ways.get((start.node_id, key))
+            if way is None or start is not way.start or key != way.first_key:
+                way = ways.get((start.node_id, key))
             if way is not None:
-                next_key = keys.after(way.start_pages, way.end_pages, way.packed())
+                if chained:
+                    next_key = keys.after_chain(way.end_pages, way.last_key)
+                else:
+                    next_key = keys.after(way.start_pages, way.end_pages, way.packed())
                 if next_key is not False and next_key not in way.end.children:
-                    way.last_place = entry.place
-                    self._settle(entry, way.end, way.end_pages, next_key)
+                    way.followers.append(entry)
+                    way.next_keys.append(next_key)
                     continue
             stamp: Stamp = (tick, entry.place, 0)
             path = keys.first(len(keys))
             node, pages = self._tree.walk(path, start, entry.pages, stamp, (tick, entry.place, 1))
             if way is None and node is not start:
-                ways[start.node_id, key] = _Way(start, node, path[entry.pages : pages], entry.pages)
+                way = ways[start.node_id, key] = _Way(start, node, path[entry.pages : pages], entry.pages)
             self._settle(entry, node, pages, keys.at(pages) if pages < len(keys) else None)
         for way in ways.values():
-            way.stamp(tick)
+            if way.followers:
+                self._unpark_followers(way)
+                self._park_followers(way)
+                way.stamp(tick)
+
+    def _unpark_followers(self, way: _Way) -> None:
+        """Take them, who are parked at the way's start if anywhere, out there: mostly the whole group at once."""
+        groups = self._parked.get(way.start.node_id)
+        group = None if groups is None else groups.get(way.first_key)
+        if groups is None or group is None:
+            return
+        if isinstance(group, dict):
+            leaving = [entry for entry in way.followers if entry.node is not None]
+            if len(leaving) < len(group):
+                for entry in leaving:
+                    del group[entry.request.rid]
+                return
+        elif group is not way.followers[0]:
+            return
+        del groups[way.first_key]
+        if not groups:
+            del self._parked[way.start.node_id]
+
+    def _park_followers(self, way: _Way) -> None:
+        end, pages = way.end, way.end_pages
+        groups = self._parked.setdefault(end.node_id, {})
+        for entry, key in zip(way.followers, way.next_keys, strict=True):
+            entry.node, entry.pages, entry.next_key = end, pages, key
+            if groups.setdefault(key, entry) is not entry:
+                self._park(entry, end, key)
 
     def _settle(self, entry: Entry, node: Node, pages: int, next_key: int | None) -> None:
         """Park the entry at `node`, where its match of `pages` pages ends and its keys go on with `next_key`."""

@@ -51,9 +51,12 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduler:
-    """A deterministic state machine. Its inputs are add, abort, outcomes and `now_ns`; it reads nothing else."""
+    """A deterministic state machine. Its inputs are add, abort, outcomes and `now_ns`; it reads nothing else.
 
-    def __init__(self, config: EngineConfig, *, num_pages: int, sink: EventSink) -> None:
+    chained_keys   a page's key stands for everything before it too, as PageKeyer makes them; False: compare them all
+    """
+
+    def __init__(self, config: EngineConfig, *, num_pages: int, sink: EventSink, chained_keys: bool = False) -> None:
         self.config = config
         self.publisher = Publisher(sink)
         self.kv = KvCache(
@@ -66,7 +69,7 @@ class Scheduler:
         accounting = (ExactAccounting if config.scheduler.kv_accounting == "exact" else ReferenceAccounting)(
             page_size=config.cache.page_size, clip_max_new_tokens=config.scheduler.clip_max_new_tokens
         )
-        self.state = SchedulerState(config.scheduler, self.kv, accounting)
+        self.state = SchedulerState(config.scheduler, self.kv, accounting, chained_keys=chained_keys)
         self._applied: tuple[StepPlan, StepOutcome] | None = None
 
     # -- the doors -------------------------------------------------------------------------------------------------

@@ -25,25 +25,27 @@ from engine.scheduler.weight_queue import WeightQueue
 LEAST_IMPORTANT: Final = 1 << 62
 
 
-def _queue_for(config: SchedulerConfig, kv: KvCache) -> WaitingQueue:
+def _queue_for(config: SchedulerConfig, kv: KvCache, *, chained_keys: bool) -> WaitingQueue:
     """The queue whose order is kept up to date by what changed, where the policy has one."""
     if config.incremental_order and kv.enable_radix:
         if config.schedule_policy in {Policy.LPM, Policy.SHORTEST_PREFILL_FIRST}:
-            return IndexedQueue(config.schedule_policy, kv.tree)
+            return IndexedQueue(config.schedule_policy, kv.tree, chained_keys=chained_keys)
         if config.schedule_policy is Policy.DFS_WEIGHT:
-            return WeightQueue(kv.tree)
+            return WeightQueue(kv.tree, chained_keys=chained_keys)
     return PlainQueue(config.schedule_policy)
 
 
 class SchedulerState:
     """Mutable state between steps. `version` counts writes; a plan is valid for one version only."""
 
-    def __init__(self, config: SchedulerConfig, kv: KvCache, accounting: KvAccounting) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv: KvCache, accounting: KvAccounting, *, chained_keys: bool = False
+    ) -> None:
         self.config = config
         self.kv = kv
         self.accounting = accounting
         self.requests: dict[str, Request] = {}
-        self.waiting: WaitingQueue = _queue_for(config, kv)
+        self.waiting: WaitingQueue = _queue_for(config, kv, chained_keys=chained_keys)
         self.overtakes = Overtakes()
         #: Fill the order of every plan: costs a walk of the queue per pass. For conformance and teaching.
         self.record_order = False

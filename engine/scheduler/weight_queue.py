@@ -16,7 +16,7 @@ from engine.request import Request
 from engine.scheduler.entry_queue import EntryQueue
 from engine.scheduler.policies import Ordering, OrderInputs
 from engine.scheduler.policies.ordering import COLD_LIMIT_TOKENS
-from engine.scheduler.prefix_index import Entry, Place
+from engine.scheduler.prefix_index import STOOD, Entry, Place
 
 
 class _Home:
@@ -32,8 +32,8 @@ class _Home:
 class WeightQueue(EntryQueue):
     """The waiting queue under dfs-weight."""
 
-    def __init__(self, tree: RadixCache) -> None:
-        super().__init__(tree, self._standing)
+    def __init__(self, tree: RadixCache, *, chained_keys: bool = False) -> None:
+        super().__init__(tree, self._standing, chained_keys=chained_keys)
         self._homes: dict[int, _Home] = {}
         #: node id -> place of that home in the walk, as of the last pass, and of the one before.
         self._walk_order: dict[int, int] = {}
@@ -77,8 +77,11 @@ class WeightQueue(EntryQueue):
         pages_of: dict[str, int] = {}
         walked = changed + list(self._arrivals.values())
         self._index.walk(walked)
+        page_size = inputs.kv.page_size
         for entry in walked:
-            entry.request.matched_len = min(entry.pages * inputs.kv.page_size, entry.request.seq_len - 1)
+            request = entry.request
+            matched, most = entry.pages * page_size, request.prompt_len + request.output_len - 1
+            request.matched_len = matched if matched < most else most
         if inputs.keep_record:
             pages_of = {rid: entry.pages for rid, entry in self._entries.items()}
         self._move(walked)
@@ -114,13 +117,14 @@ class WeightQueue(EntryQueue):
                 node = entries[0].node
                 assert node is not None
                 home = self._homes[node_id] = _Home(node)
-            entries.sort(key=self._index.place_of)
+            entries.sort(key=STOOD)  # whoever was walked has its place written down
             edge: Place = (0, self._order_before.get(node_id, -1))
-            ahead = [entry for entry in entries if self._index.place_of(entry) < edge]
-            for entry in entries:
-                self._labels += 1
-                entry.label = self._labels
-                entry.key = (node_id,)
+            ahead = [entry for entry in entries if entry.place < edge] if entries[0].place < edge else []
+            key = (node_id,)
+            for label, entry in enumerate(entries, self._labels + 1):
+                entry.label = label
+                entry.key = key
+            self._labels += len(entries)
             for place, entry in enumerate(ahead):
                 entry.label = place - self._labels - len(ahead)
             self._labels += len(ahead)

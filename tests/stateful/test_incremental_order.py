@@ -19,7 +19,9 @@ from engine.sampling_params import SamplingParams
 from tests.stateful.effort import effort
 
 
-def _engine(*, incremental: bool, policy: Policy, page_size: int, pool_tokens: int, fallback: int | None) -> LLMEngine:
+def _engine(
+    *, incremental: bool, policy: Policy, page_size: int, pool_tokens: int, fallback: int | None, chained: bool
+) -> LLMEngine:
     config = EngineConfig(
         scheduler=SchedulerConfig(
             schedule_policy=policy,
@@ -32,7 +34,9 @@ def _engine(*, incremental: bool, policy: Policy, page_size: int, pool_tokens: i
         cache=CacheConfig(page_size=page_size, num_pages=pool_tokens // page_size),
         executor=ExecutorConfig(kind="simulated"),
     )
-    return LLMEngine(config, executor=SimulatedExecutor(config), clock=VirtualClock(), sink=RecordingSink())
+    secret = b"" if chained or page_size > 1 else None  # None at page size 1: the ids themselves are the keys
+    executor = SimulatedExecutor(config)
+    return LLMEngine(config, executor=executor, clock=VirtualClock(), sink=RecordingSink(), key_secret=secret)
 
 
 def _prompt(chance: random.Random) -> tuple[int, ...]:
@@ -91,11 +95,10 @@ def _play(seed: int, **shape: Any) -> tuple[list[Any], list[Any]]:
     page_size=st.sampled_from([1, 4, 16]),
     pool_tokens=st.sampled_from([256, 400, 1024]),
     fallback=st.sampled_from([None, None, 6]),
+    chained=st.booleans(),
 )
-def test_equal_to_brute_force(
-    policy: Policy, seed: int, page_size: int, pool_tokens: int, fallback: int | None
-) -> None:
-    left, right = _play(seed, policy=policy, page_size=page_size, pool_tokens=pool_tokens, fallback=fallback)
+def test_equal_to_brute_force(policy: Policy, seed: int, **shape: Any) -> None:
+    left, right = _play(seed, policy=policy, **shape)
     for index, (ours, theirs) in enumerate(zip(left, right, strict=False)):
         assert ours == theirs, f"event {index}"
     assert len(left) == len(right)
