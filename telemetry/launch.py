@@ -48,6 +48,7 @@ from telemetry.program import program
 from telemetry.read_api import create_router
 from telemetry.read_model import ReadModel
 from telemetry.settings import ServeCommand
+from telemetry.spans.config import build_span_sink
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +110,11 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     queues: tuple[BufferedSink, ...] = (BufferedSink(read_model, "read_model"),)
     if journal is not None:
         queues = (BufferedSink(journal, "journal"), *queues)
+    traces = build_span_sink(command.traces, expects_responses=True, version=version())
+    if traces is not None:
+        span_sink, span_export = traces
+        queues = (*queues, BufferedSink(span_sink, "spans"))
+        checking.listeners.append(span_sink.note_violation)
     sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *isolated)
     engine = LLMEngine(
         config,
@@ -136,7 +142,12 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     def heartbeat() -> int:
         return time.time_ns() - (clock.now_ns() - engine_thread.status.heartbeat_ns)
 
-    exposition = Exposition(metrics, checker=checker, sinks=stats, heartbeat=heartbeat, others=checking.numbers)
+    def others() -> Iterator[tuple[str, str, int]]:
+        yield from checking.numbers()
+        if traces is not None:
+            yield from span_export.numbers()
+
+    exposition = Exposition(metrics, checker=checker, sinks=stats, heartbeat=heartbeat, others=others)
     app = create_app(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
@@ -208,6 +219,8 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
     print(f"  metrics  {url}/metrics")
     if instance.journal is not None:
         print(f"  journal  {instance.journal.path}")
+    if command.traces.endpoint is not None:
+        print(f"  traces   {command.traces.endpoint} (OTLP, {command.traces.protocol})")
     print(f"  page     {program()} dashboard {url}")
     sys.stdout.flush()
 

@@ -232,6 +232,7 @@ _OBSERVER: Final = (
     _counter("telemetry_errors_total", "Which listener failed?", "component", COMPONENTS),
     _counter("telemetry_events_total", "How much does each sink receive?", "sink", SINKS),
     _counter("telemetry_dropped_total", "What evidence is missing?", "sink", SINKS),
+    _counter("spans_exported_total", "Do traces arrive?", "outcome", ("ok", "failed", "dropped")),
     _counter("invariant_checks_total", "Is the checker running at all?", "group", CHECK_GROUPS),
     _counter("violations_total", "Which law broke?", "id", tuple(law.id for law in LAWS)),
     _counter("invariant_check_seconds_total", "What does checking cost?", "tier", TIERS, NS),

@@ -28,6 +28,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from invariants.checker import OnViolation
 from telemetry.checker_settings import CheckerConfig
+from telemetry.spans.config import TraceConfig
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
 ENV_DELIMITER: Final = "__"
@@ -85,6 +86,7 @@ class ServeCommand(EngineConfig, BaseSettings):
     on_violation: OnViolation = "record"
     """A broken law: `record` counts it, keeps evidence and serves on; `raise` stops the engine; `off`: no checker."""
     checker: CheckerConfig = CheckerConfig()
+    traces: TraceConfig = TraceConfig()
     pick_port: bool = False
     """When the port is taken, take a free one and say so, instead of refusing to start."""
 

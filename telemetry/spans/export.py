@@ -7,7 +7,7 @@ exporter: its `force_flush` answers True although an export failed. A full queue
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from opentelemetry.sdk.resources import Resource
@@ -89,6 +89,11 @@ class SpanExport:
     def counts(self) -> dict[str, int]:
         """Spans by outcome: ok, failed, dropped."""
         return {"ok": self._counting.ok, "failed": self._counting.failed, "dropped": self._dropped}
+
+    def numbers(self) -> Iterator[tuple[str, str, int]]:
+        """(family, label value, number) of what `/metrics` shows about it."""
+        for outcome, count in self.counts().items():
+            yield "spans_exported_total", outcome, count
 
     @property
     def waiting(self) -> int:
