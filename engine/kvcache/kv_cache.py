@@ -9,7 +9,7 @@ retracted or aborted. Page table of a lease, in pages:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -173,6 +173,16 @@ class KvCache:
             return 0
         lease.append(self.pool.claim(missing, row=lease.row))
         return missing
+
+    def extend_each(self, wanted: Sequence[tuple[KvLease, int]]) -> Iterator[None]:
+        """`extend` for several leases, (lease, tokens) each, in one pass over the pool.
+
+        The iterator serves one lease after another, so that what the caller publishes meanwhile stands in between.
+        """
+        claims = [(lease.row, max(0, self.pages_ceil(tokens) - lease.count)) for lease, tokens in wanted]
+        for (lease, _), pages in zip(wanted, self.pool.claim_each(claims), strict=True):
+            lease.append(pages)
+            yield
 
     def insert(self, lease: KvLease, keys: Keys, *, split_at: int | None = None) -> None:
         """Give the first `len(keys)` pages to the tree and hold them by lock; the request goes on.

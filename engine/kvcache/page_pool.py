@@ -12,6 +12,7 @@ Pages travel as packed int32 arrays: at page size 1 there is no object per page.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, Protocol
 
@@ -87,24 +88,49 @@ class PagePool:
 
     def claim(self, num_pages: int, *, row: int) -> Pages:
         """Take free pages for the request in `row`. Raises PageStateError when there are too few."""
-        if num_pages > self._free_top:
-            raise PageStateError(f"claim of {num_pages} pages for row {row}: {self._free_top} are free")
-        pages = self._free[self._free_top - num_pages : self._free_top][::-1].copy()
-        self.move(pages, PageState.FREE, PageState.PRIVATE, owner=row, cause="claim")
-        return pages
+        return next(self.claim_each([(row, num_pages)]))
+
+    def claim_each(self, claims: Sequence[tuple[int, int]]) -> Iterator[Pages]:
+        """Take free pages for several rows, (row, number of pages) each, in one pass over the arrays.
+
+        All pages are taken at once; a row's claim is published when the iterator hands out its pages. Raises
+        PageStateError, before anything changes, when there are too few.
+        """
+        total = sum(count for _, count in claims)
+        if total > self._free_top:
+            rows = ", ".join(str(row) for row, _ in claims)
+            raise PageStateError(f"claim of {total} pages for rows {rows}: {self._free_top} are free")
+        pages = self._free[self._free_top - total : self._free_top][::-1].copy()
+        owners = np.repeat([row for row, _ in claims], [count for _, count in claims])
+        self._write(pages, PageState.FREE, PageState.PRIVATE, owners, cause="claim")
+        return self._hand_out(pages, claims)
+
+    def _hand_out(self, pages: Pages, claims: Sequence[tuple[int, int]]) -> Iterator[Pages]:
+        start = 0
+        for row, count in claims:
+            part = pages[start : start + count]
+            start += count
+            if count:
+                self._publish(part, PageState.FREE, PageState.PRIVATE, row, "claim")
+            yield part
 
     def move(self, pages: Pages, source: PageState, target: PageState, *, owner: int, cause: str) -> None:
         """Move `pages` from `source` to `target`; `owner` is a row for PRIVATE, a node for tree states, -1 for FREE.
 
         Raises PageStateError, before anything changes, when a page is elsewhere or the move is not in the diagram.
         """
-        count = len(pages)
-        if count == 0:
-            return
+        if len(pages):
+            self._write(pages, source, target, owner, cause=cause)
+            self._publish(pages, source, target, owner, cause)
+
+    def _write(
+        self, pages: Pages, source: PageState, target: PageState, owner: int | NDArray[np.int64], *, cause: str
+    ) -> None:
+        """The move in the arrays; `owner` is one for all pages, or one for each."""
         if (source, target) not in LEGAL_MOVES[cause]:
             raise PageStateError(f"{cause}: no move {source.name} -> {target.name}")
         # Plain integers from here on: NumPy takes microseconds to find out what an IntEnum is.
-        left, entered = int(source), int(target)
+        left, entered, count = int(source), int(target), len(pages)
         at = pages.astype(np.intp)  # what indexing would convert to, three times over
         if self._states[at].tobytes() != bytes((left,)) * count:
             wrong = [int(page) for page in pages if self._states[page] != left][:8]
@@ -118,8 +144,11 @@ class PagePool:
         self._owners[at] = owner
         self._counts[left] -= count
         self._counts[entered] += count
-        label = "" if entered == _FREE else f"{_OWNER_KINDS[entered]}{owner}"
-        self._events.pages_moved(pages.tobytes(), STATE_NAMES[left], STATE_NAMES[entered], label, cause)
+
+    def _publish(self, pages: Pages, source: PageState, target: PageState, owner: int, cause: str) -> None:
+        kind = _OWNER_KINDS[target]
+        label = f"{kind}{owner}" if kind else ""
+        self._events.pages_moved(pages.tobytes(), STATE_NAMES[source], STATE_NAMES[target], label, cause)
 
     def picture(self) -> tuple[bytes, bytes, tuple[int, ...]]:
         """(states, owners, free list) as immutable values, for snapshots."""

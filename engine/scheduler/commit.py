@@ -11,6 +11,7 @@ from typing import Final
 
 from engine.errors import LawBroken, StalePlan
 from engine.events import StepPlanned
+from engine.kvcache.kv_cache import KvLease
 from engine.kvcache.radix_cache import Node
 from engine.request import Cause, FinishReason, Request, RequestState
 from engine.scheduler.decision import Guard
@@ -138,9 +139,9 @@ def _commit_prefill(state: SchedulerState, plan: StepPlan, publisher: Publisher)
     kv = state.kv
     members = [state.requests[row.rid] for row in plan.prefills]
     state.evicted_in_step += kv.evict_until_free(_pages_to_free(state, plan, members))
-    for row, request in zip(plan.prefills, members, strict=True):
-        assert request.lease is not None, f"member {request.rid} has no lease"
-        kv.extend(request.lease, row.extend_end)
+    ends = [row.extend_end for row in plan.prefills]
+    claims = kv.extend_each(list(zip(map(_lease, members), ends, strict=True)))
+    for row, request, _ in zip(plan.prefills, members, claims, strict=True):
         _admit(request, row, publisher)
     _leave_queue(state, members)
     state.continuation = state.requests[plan.continuation_after] if plan.continuation_after is not None else None
@@ -169,14 +170,18 @@ def _pages_to_free(state: SchedulerState, plan: StepPlan, members: list[Request]
     return kv.pages_ceil(tokens)
 
 
+def _lease(request: Request) -> KvLease:
+    assert request.lease is not None, f"request {request.rid} has no lease"
+    return request.lease
+
+
 def _admit(request: Request, row: PrefillRow, publisher: Publisher) -> None:
-    assert request.lease is not None
     source = request.state
     request.last_extend_end = row.extend_end
     if source is RequestState.WAITING:
         request.computed_len = row.prefix_len
         request.transition(RequestState.PREFILL, Cause.ADMIT)
-        publisher.transitioned(request, source, Cause.ADMIT, row=request.lease.row, cached_len=row.prefix_len)
+        publisher.transitioned(request, source, Cause.ADMIT, row=_lease(request).row, cached_len=row.prefix_len)
 
 
 def _leave_queue(state: SchedulerState, members: list[Request]) -> None:
@@ -190,9 +195,8 @@ def _claim_decode(state: SchedulerState, rows: list[Request]) -> None:
     kv = state.kv
     pages = len(rows) if state.accounting.evicts_spare else needed_pages(rows, kv.page_size)
     state.evicted_in_step += kv.evict_until_free(pages)
-    for request in rows:
-        assert request.lease is not None, f"running request {request.rid} has no lease"
-        kv.extend(request.lease, request.computed_len + 1)
+    for _ in kv.extend_each([(_lease(request), request.computed_len + 1) for request in rows]):
+        pass
 
 
 def _commit_decode(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:
@@ -225,8 +229,7 @@ def retract(state: SchedulerState, request: Request, publisher: Publisher, cause
 
 def _let_go(state: SchedulerState, request: Request) -> int:
     """Release the lease of a request that goes back to the queue; returns its row."""
-    lease = request.lease
-    assert lease is not None, f"request {request.rid} goes back to the queue without a lease"
+    lease = _lease(request)
     state.kv.release(lease, None)
     request.lease = None
     return lease.row
@@ -327,11 +330,10 @@ def _one_token(
         finish(state, request, reason, publisher, cause=_FINISH_CAUSES[reason], keep=True, detail=row.detail)
         return True
     if is_first:
-        assert request.lease is not None
         request.transition(RequestState.DECODE, Cause.FINAL_CHUNK)
         publisher.transitioned(request, RequestState.PREFILL, Cause.FINAL_CHUNK, row=None)
         state.kv.insert(
-            request.lease,
+            _lease(request),
             request.keys.first(request.computed_len // page_size),
             split_at=request.prompt_len // page_size,
         )

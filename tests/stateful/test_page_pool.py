@@ -40,17 +40,21 @@ class PagePoolMachine(RuleBasedStateMachine):
     def _in(self, state: PageState) -> list[int]:
         return [page for page, (found, _) in self.model.items() if found is state]
 
-    @rule(count=st.integers(0, PAGES + 2), row=st.integers(0, 4))
-    def claim(self, count: int, row: int) -> None:
-        free = self._in(PageState.FREE)
-        if count > len(free):
+    @rule(claims=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4))
+    def claim(self, claims: list[tuple[int, int]]) -> None:
+        """Several rows at once get what they would get one after another: the last freed pages first."""
+        free = list(self.pool.picture()[2])
+        if sum(count for _, count in claims) > len(free):
             with pytest.raises(PageStateError, match=f"{len(free)} are free"):
-                self.pool.claim(count, row=row)
+                self.pool.claim_each(claims)
             return
-        pages = self.pool.claim(count, row=row).tolist()
-        assert len(set(pages)) == count
-        assert set(pages) <= set(free)
-        self.model |= dict.fromkeys(pages, (PageState.PRIVATE, row))
+        handed = self.pool.claim_each(claims)
+        for row, count in claims:
+            unpublished = dict(self.ledger.owner)
+            pages = next(handed).tolist()
+            assert pages == [free.pop() for _ in range(count)]
+            assert self.ledger.owner == unpublished | dict.fromkeys(pages, f"r:{row}")
+            self.model |= dict.fromkeys(pages, (PageState.PRIVATE, row))
 
     @precondition(lambda self: len(self._in(PageState.FREE)) < PAGES)
     @rule(data=st.data(), cause=st.sampled_from([cause for cause in LEGAL_MOVES if cause != "claim"]))
