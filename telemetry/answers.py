@@ -149,10 +149,14 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int) -> Q
     watch, decided = model.tracker.queue, request.decided
     assert request.blocker is not None, "a waiting request always has a blocker"
     reason, who, need, have = request.reason, None, None, None
+    looked_at = decided.step if decided is not None else None
     if request.blocker == ORDER and watch.last_pass is not None:
         reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
     elif decided is not None and decided.reason == reason:
         need, have = decided.need, decided.have
+    elif reason in {Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET}:
+        # A pass that was skipped for want of a row examined nobody; whoever is first lacks the one it needs.
+        need, have, looked_at = 1, 0, watch.last_pass_step
     state: Literal["waiting", "retracted"] = "retracted" if request.is_retracted else "waiting"
     return QueueEntry(
         rid=request.rid,
@@ -167,7 +171,7 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int) -> Q
         need=need,
         have=have,
         who_stopped=who,
-        last_evaluated_step=decided.step if decided is not None else None,
+        last_evaluated_step=looked_at,
         times_passed_over=decided.times_passed_over if decided is not None else 0,
         passes_waited=watch.passes - request.pass_at_entry,
         num_retractions=request.num_retractions,
