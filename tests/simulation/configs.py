@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -11,6 +11,16 @@ from engine.config import EngineConfig, Policy
 
 #: Fewest pages with which an engine starts, and most, by page size.
 _PAGES = {1: (4, 120), 2: (3, 80), 16: (3, 30), 64: (3, 12)}
+
+
+#: What every fifth seed is about. Chance alone would bring it up too seldom.
+Theme = Literal["any", "squeezed", "no tree"]
+_THEMES: tuple[Theme, ...] = ("any", "any", "any", "squeezed", "no tree")
+
+
+def theme_of(seed: int) -> Theme:
+    """squeezed: a half-prefilled prompt and long answers fight for memory. no tree: lengths known in advance."""
+    return _THEMES[seed % len(_THEMES)]
 
 
 def draw_config(rng: Random, seed: int) -> dict[str, dict[str, Any]]:
@@ -21,7 +31,7 @@ def draw_config(rng: Random, seed: int) -> dict[str, dict[str, Any]]:
     policies = list(Policy)
     policy, accounting = policies[seed % len(policies)], ("reference", "exact")[seed // len(policies) % 2]
     while True:
-        config = _draw(rng, policy, accounting)
+        config = _themed(rng, theme_of(seed), _draw(rng, policy, accounting))
         try:
             EngineConfig.model_validate(config)
         except ValidationError:
@@ -68,3 +78,23 @@ def _draw(rng: Random, policy: Policy, accounting: str) -> dict[str, dict[str, A
         scheduler["prefill_delay_max_passes"] = rng.choice([1, 3, 9])
         scheduler["prefill_delay_until_waiting"] = rng.choice([2, 4])
     return {"scheduler": scheduler, "cache": {"page_size": page, "num_pages": pages, "enable_radix": radix}}
+
+
+def _themed(rng: Random, theme: Theme, config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    scheduler, cache = config["scheduler"], config["cache"]
+    page = cache["page_size"]
+    if theme == "squeezed":
+        # Beside rows that grow by a page or half a page a step, a long prompt needs many steps.
+        page, rows = rng.choice([1, 1, 2]), rng.choice([2, 3, 4, 6])
+        scheduler |= {"schedule_conservativeness": 0.01, "clip_max_new_tokens": 1, "max_prefill_tokens": 8192}
+        scheduler |= {"chunked_prefill_size": rows + rng.choice([2, 3, 5]), "max_running_requests": rows}
+        scheduler |= {"enable_mixed_chunk": rng.random() < 0.9, "target_step_ms": None}
+        cache |= {"page_size": page, "num_pages": rng.randint(30, 80)}
+    elif theme == "no tree" and scheduler["schedule_policy"] != Policy.SHORTEST_PREFILL_FIRST:
+        # A slice that is no whole number of pages leaves a rest behind a cut, which only a length known may take.
+        page = rng.choice([2, 16, 16])
+        scheduler |= {"chunked_prefill_size": rng.randint(3, 8) * page + rng.choice([1, page - 1])}
+        scheduler |= {"schedule_conservativeness": rng.choice([0.01, 0.3]), "max_running_requests": 6}
+        scheduler |= {"max_prefill_tokens": 8192, "prefill_max_requests": None, "target_step_ms": None}
+        cache |= {"page_size": page, "enable_radix": False, "num_pages": rng.randint(16, 40)}
+    return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from tests.simulation.configs import draw_config
+from tests.simulation.configs import Theme, draw_config, theme_of
 from tests.simulation.scenario import (
     PHASES,
     Abort,
@@ -50,8 +50,9 @@ def scenario_of(seed: int, steps: int) -> Scenario:
     """The scenario of a seed; the same in every process."""
     rng = Random(seed)
     config = draw_config(rng, seed)
-    falls = rng.random() < 0.04
-    writer = _Writer(rng, config["cache"]["page_size"] * config["cache"]["num_pages"], falls=falls)
+    falls = rng.random() < 0.08
+    page, chunk = config["cache"]["page_size"], config["scheduler"]["chunked_prefill_size"]
+    writer = _Writer(rng, theme_of(seed), page * config["cache"]["num_pages"], chunk, falls=falls)
     step = 0
     while step < steps:
         episode = rng.choices([one for _, one in _EPISODES], [weight for weight, _ in _EPISODES])[0]
@@ -75,11 +76,13 @@ def scenario_of(seed: int, steps: int) -> Scenario:
 
 
 class _Writer:
-    """Writes operations. `pool`: tokens of the whole pool, the measure of every size."""
+    """Writes operations. `pool`: tokens of the whole pool, the measure of sizes; `chunk`: of those without a tree."""
 
-    def __init__(self, rng: Random, pool: int, *, falls: bool) -> None:
+    def __init__(self, rng: Random, theme: Theme, pool: int, chunk: int | None, *, falls: bool) -> None:
         self._rng = rng
+        self._theme = theme
         self._pool = pool
+        self._chunk = chunk or pool
         self._falls = falls
         self._serial = 0
         self._size = rng.choice(["small", "mixed", "mixed", "large", "storm"])
@@ -103,7 +106,7 @@ class _Writer:
             self.ops.append(Fail(at=at, spoiled=rng.choice([0, 50, 100])))
         if rng.random() < episode.misses:
             self.ops.append(Miss(at=at, count=rng.choice([1, 1, 2, 5])))
-        if rng.random() < episode.jumps:
+        if rng.random() < max(episode.jumps, 0.03 if self._falls else 0.0):
             self.ops.append(Jump(at=at, ns=self._jump()))
         if rng.random() < 0.02:
             self.ops.append(Slow(at=at, ns=rng.choice([1_000, 5_000_000, 10 * _SECOND])))
@@ -153,6 +156,14 @@ class _Writer:
             return 0, 1, rng.choice([1, 2, pool])
         if kind < 0.08:  # as long as the pool, or a little off
             return 0, max(1, pool + rng.choice([-2, -1, 0, 1]) - rng.choice([0, 1, 64])), 1
+        if self._theme == "squeezed":  # a long prompt with a short answer, or the reverse
+            if rng.random() < 0.4:
+                return 0, rng.randint(50, 80) * pool // 100, rng.choice([1, 3])
+            return 0, rng.randint(1, 1 + pool // 20), rng.randint(15, 50) * pool // 100
+        if self._theme == "no tree":  # pieces around a slice; now and then nearly all of the pool
+            slices = rng.choice([1, 2, 3, 4, 6]) * self._chunk // 4 + rng.randint(-1, 1)
+            own = slices if rng.random() < 0.6 else rng.randint(60, 95) * pool // 100
+            return 0, max(1, own), rng.randint(1, pool // 3)
         small, large = {"small": (10, 15), "mixed": (35, 40), "large": (70, 30), "storm": (12, 12)}[self._size]
         share = rng.choice([0, small // 3, small]) * pool // 100
         own = rng.randint(0, large) * pool // 100 + rng.randint(0, 2)

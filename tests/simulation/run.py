@@ -62,6 +62,11 @@ class Summary(NamedTuple):
             total.update(f"{report.seed} {report.hash}\n".encode())
         return total.hexdigest()
 
+    def cost(self) -> str:
+        """What it took."""
+        cpu_us = 1e6 * sum(report.cpu_s for report in self.reports) / self.steps
+        return f"{self.wall_s:,.1f} s, {self.steps / self.wall_s:,.0f} steps/s, {cpu_us:,.0f} us of a core a step"
+
     def line(self) -> str:
         """The last line of the command."""
         clean = len(self.reports) - len(self.failed)
@@ -200,9 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for report in summary.failed[MOST_SHRUNK:]:
         assert report.failure is not None
         console.print(f"seed {report.seed}: {report.failure.what}", markup=False, highlight=False)
-    rate = summary.steps / summary.wall_s
-    cost = 1e6 * summary.wall_s * min(options.jobs, len(seeds)) / summary.steps
-    console.print(f"{rate:,.0f} steps/s, {cost:,.0f} us of a core per step", highlight=False)
+    console.print(summary.cost(), highlight=False)
     console.print(summary.line(), highlight=False, soft_wrap=True)
     return 1 if summary.failed else 0
 

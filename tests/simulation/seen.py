@@ -114,7 +114,22 @@ def _all() -> frozenset[str]:
 ALL: Final = _all()
 
 #: What no engine can be brought to, with the reason.
-UNREACHABLE: Final[dict[str, str]] = {}
+_FITS_ALONE: Final = (
+    "intake takes no request that the empty pool cannot hold to its end, and who is alone with guards on gets all of it"
+)
+_VICTIMS_DECODE: Final = "who is pushed out of a step is a running request, and those decode"
+UNREACHABLE: Final[dict[str, str]] = {
+    "guard:kv_pool_exhausted": _FITS_ALONE,
+    "transition:decode/finished/kv_pool_exhausted": _FITS_ALONE,
+    "transition:prefill/finished/kv_pool_exhausted": _FITS_ALONE,
+    "transition:prefill/waiting/retract": _VICTIMS_DECODE,
+    "transition:prefill/waiting/preempt": _VICTIMS_DECODE,
+    "transition:waiting/finished/never_fits": "refused at the door, so that nothing arrives",
+    "transition:waiting/finished/error": "a failing executor ends the members of its step only",
+    "reason:never_fits": "refused at the door, so that no pass sees it",
+    "reason:preempted_for": "told by the victim's transition, not by a decision",
+    "reason:shares_cold_prefix": "told by the order of the queue, not by a decision",
+}
 
 
 def not_seen(counts: Counter[str]) -> list[str]:

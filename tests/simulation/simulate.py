@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +32,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One run. `hash` covers every event; `clock_alarms`: what the laws of time said to a clock that fell."""
+    """One run. `hash` covers every event; `clock_alarms`: what the laws of time said to a clock that fell.
+
+    cpu_s   what the run took of its process; the only field that another run of the seed does not repeat
+    """
 
     seed: int
     steps: int
@@ -39,6 +43,7 @@ class Report(msgspec.Struct, frozen=True):
     accepted: int
     hash: str
     seen: dict[str, int]
+    cpu_s: float
     clock_alarms: int = 0
     failure: Failure | None = None
 
@@ -47,6 +52,7 @@ def simulate(
     scenario: Scenario, *, audit_every: int = 1, sink: EventSink | None = None, breaker: Breaker | None = None
 ) -> Report:
     """Run a scenario. Never raises for a fault of the engine: the report tells it."""
+    started = time.process_time()
     world = World(scenario, audit_every=audit_every, sink=sink)
     failure = None
     with nullcontext() if breaker is None else breaker(world):
@@ -60,6 +66,7 @@ def simulate(
         events=world.hash.events,
         accepted=world.accepted,
         hash=world.hash.hexdigest(),
+        cpu_s=time.process_time() - started,
         seen=dict(Counter(world.seen.result())),
         clock_alarms=world.checker.total_violations if failure is None else 0,
         failure=failure,
