@@ -75,29 +75,12 @@ class IndexedQueue(EntryQueue):
         threshold = inputs.fallback_threshold
         if self._policy is Policy.LPM and threshold is not None and len(self) > threshold:
             return self._unmatched(inputs)
-        walked = self._walk(inputs)
-        movers = self._settle_put_back(walked)
-        self._move(movers)
+        walked = self._index.begin_pass() + list(self._arrivals.values())
+        self._index.walk(walked, inputs.kv.page_size)
+        self._move(self._rekey(walked, COLD_LIMIT_TOKENS // inputs.kv.page_size))
         if not inputs.keep_record:
             return Ordering(self._policy, (), (), ())
         return self._record()
-
-    def _walk(self, inputs: OrderInputs) -> list[Entry]:
-        """Match again, in present order, whoever may match otherwise than in the last pass."""
-        page_size = inputs.kv.page_size
-        walked = self._index.begin_pass() + list(self._arrivals.values())
-        self._index.walk(walked)
-        for entry in walked:
-            request = entry.request
-            matched = entry.pages * page_size
-            most = request.prompt_len + request.output_len - 1
-            request.matched_len = matched if matched < most else most
-            if matched > COLD_LIMIT_TOKENS or request.head32_key is None:
-                if entry.cold_head is not None:
-                    self._leave_cold(entry)
-            elif entry.cold_head is None:
-                self._join_cold(entry)
-        return walked
 
     def _join_cold(self, entry: Entry) -> None:
         head = entry.request.head32_key
@@ -127,8 +110,22 @@ class IndexedQueue(EntryQueue):
             group.first = None
             self._headless[head] = None
 
-    def _settle_put_back(self, walked: list[Entry]) -> list[Entry]:
-        """Decide who is put back; returns who must move, each with its place so far and its key to come."""
+    def _rekey(self, walked: list[Entry], cold_pages: int) -> list[Entry]:
+        """Decide who is put back; returns who must move, each with its place so far and its key to come.
+
+        cold_pages  most pages that a request may match and still be cold
+        """
+        movers: list[Entry] = []
+        cold: list[Entry] = []
+        for entry in walked:
+            if entry.pages > cold_pages or entry.request.head32_key is None:
+                if entry.cold_head is not None:
+                    self._leave_cold(entry)
+                self._set_key(entry, movers, put_back=False)
+            else:
+                if entry.cold_head is None:
+                    self._join_cold(entry)
+                cold.append(entry)
         others = {rid: entry for rid, entry in self._displaced.items() if rid in self._entries}
         for head in self._headless:
             group = self._cold[head]
@@ -141,15 +138,18 @@ class IndexedQueue(EntryQueue):
                 others.pop(entry.request.rid, None)
             for entry in others.values():
                 self._index.remember_place(entry)
-        movers = []
-        for entry in (*walked, *others.values()):
-            cold = entry.cold_head
-            entry.is_put_back = cold is not None and self._cold[cold].first is not entry
-            key = self._key(entry)
-            if entry.is_arrival or entry.key != key:
-                entry.key_to_come = key
-                movers.append(entry)
+        for entry in (*cold, *others.values()):
+            cold_head = entry.cold_head
+            put_back = cold_head is not None and self._cold[cold_head].first is not entry
+            self._set_key(entry, movers, put_back=put_back)
         return movers
+
+    def _set_key(self, entry: Entry, movers: list[Entry], *, put_back: bool) -> None:
+        entry.is_put_back = put_back
+        key = self._key(entry)
+        if entry.is_arrival or entry.key != key:
+            entry.key_to_come = key
+            movers.append(entry)
 
     def _key(self, entry: Entry) -> tuple[int, ...]:
         request = entry.request
@@ -185,6 +185,7 @@ class IndexedQueue(EntryQueue):
             (back if entry.key_to_come > entry.key else forward).append(entry)
         back.sort(key=STOOD, reverse=True)
         forward.sort(key=STOOD)
+        arrived.sort(key=STOOD)
         label = -self._labels
         for entry in back:
             label -= 1

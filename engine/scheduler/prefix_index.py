@@ -167,13 +167,17 @@ class PrefixIndex:
         self._last_place.clear()
         pending = list(self._pending.values())
         self._pending = {}
-        for entry in pending:
-            self.remember_place(entry)
+        tick, standing = self._tick, self._standing
+        for entry in pending:  # none of them is an arrival: those are parked nowhere
+            entry.place = standing(entry)
+            entry.place_pass = tick
         pending.sort(key=STOOD)
         return pending
 
-    def walk(self, entries: list[Entry]) -> None:
+    def walk(self, entries: list[Entry], page_size: int) -> None:
         """Match every entry as far as it goes now, from where it is parked; they must come in order of place.
+
+        Sets each one's `matched_len`: `page_size` tokens a page, but at least one token is left to compute.
 
         Most of a queue goes the same few ways: an entry whose keys equal the way that one before it went, and which
         ends where that one ended, is not walked again but put beside it.
@@ -184,11 +188,13 @@ class PrefixIndex:
         for entry in entries:
             if entry.place_pass != tick:
                 self.remember_place(entry)
-            keys, start, key = entry.request.keys, entry.node, entry.next_key
+            request, start, key = entry.request, entry.node, entry.next_key
+            keys, most = request.keys, request.prompt_len + request.output_len - 1
             if start is None:
                 start, key = root, keys.at(0) if len(keys) else None
             if key is None:
                 self._settle(entry, start, entry.pages, None)
+                request.matched_len = min(entry.pages * page_size, most)
                 continue
             if way is None or start is not way.start or key != way.first_key:
                 way = ways.get((start.node_id, key))
@@ -200,6 +206,8 @@ class PrefixIndex:
                 if next_key is not False and next_key not in way.end.children:
                     way.followers.append(entry)
                     way.next_keys.append(next_key)
+                    matched = way.end_pages * page_size
+                    request.matched_len = matched if matched < most else most
                     continue
             stamp: Stamp = (tick, entry.place, 0)
             path = keys.first(len(keys))
@@ -207,6 +215,7 @@ class PrefixIndex:
             if way is None and node is not start:
                 way = ways[start.node_id, key] = _Way(start, node, path[entry.pages : pages], entry.pages)
             self._settle(entry, node, pages, keys.at(pages) if pages < len(keys) else None)
+            request.matched_len = min(pages * page_size, most)
         for way in ways.values():
             if way.followers:
                 self._unpark_followers(way)

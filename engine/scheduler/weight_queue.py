@@ -76,12 +76,7 @@ class WeightQueue(EntryQueue):
         before = list(self) if inputs.keep_record else []
         pages_of: dict[str, int] = {}
         walked = changed + list(self._arrivals.values())
-        self._index.walk(walked)
-        page_size = inputs.kv.page_size
-        for entry in walked:
-            request = entry.request
-            matched, most = entry.pages * page_size, request.prompt_len + request.output_len - 1
-            request.matched_len = matched if matched < most else most
+        self._index.walk(walked, inputs.kv.page_size)
         if inputs.keep_record:
             pages_of = {rid: entry.pages for rid, entry in self._entries.items()}
         self._move(walked)

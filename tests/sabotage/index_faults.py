@@ -98,16 +98,15 @@ def whole_length(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
 
 @breaks("INV-INDEX-01", "a request ordered by a match of an earlier pass", schedule_policy="shortest-prefill-first")
 def stale_length(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    original = IndexedQueue._walk
+    original = PrefixIndex.walk
 
-    def broken(self: Any, inputs: Any) -> list[Entry]:
-        before = {rid: entry.request.matched_len for rid, entry in self._entries.items()}
-        walked = original(self, inputs)
-        for entry in walked:
-            entry.request.matched_len = before[entry.request.rid]
-        return walked
+    def broken(self: Any, entries: list[Entry], page_size: int) -> None:
+        before = [entry.request.matched_len for entry in entries]
+        original(self, entries, page_size)
+        for entry, matched in zip(entries, before, strict=True):
+            entry.request.matched_len = matched
 
-    patch.setattr(IndexedQueue, "_walk", broken)
+    patch.setattr(PrefixIndex, "walk", broken)
 
 
 @breaks("INV-INDEX-01", "the lighter child first", schedule_policy="dfs-weight")
