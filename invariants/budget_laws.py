@@ -7,8 +7,8 @@ from typing import Final
 
 from engine.events import AdmissionDecided, StepPlanned
 from engine.scheduler.decision import ADMITTED, Guard, LedgerView, Overdraft
-from engine.scheduler.plan import StepKind
 from invariants import exact_laws
+from invariants.members import DECODE_STEP, IDLE_STEP
 from invariants.shadow import Shadow
 from invariants.violation import Report
 
@@ -257,13 +257,13 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
 def next_ratio(books: Shadow, event: StepPlanned) -> float:
     """new_token_ratio after this step, rule book section 6."""
     scheduler = books.config.scheduler
-    if event.kind is StepKind.IDLE:
+    if event.kind is IDLE_STEP:
         return books.ratio if books.requests else scheduler.initial_new_token_ratio
     if event.retractions:
         stay = list(books.running.values())
         outputs = sum(request.outputs for request in stay)
         promised = sum(request.max_new for request in stay)
         return min(1.0, (outputs + 20 * len(stay)) / (promised + 1))
-    if event.kind is StepKind.DECODE:
+    if event.kind is DECODE_STEP:
         return max(books.ratio - scheduler.new_token_ratio_decay, scheduler.min_new_token_ratio)
     return books.ratio

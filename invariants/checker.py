@@ -24,10 +24,11 @@ from engine.events import (
     StepPlanned,
 )
 from engine.kvcache.snapshot import SchedulerSnapshot
-from engine.request import Cause, RequestState
+from engine.request import Cause
 from invariants import audit, budget_laws, chunk_laws, lock_laws, page_laws, step_laws
 from invariants.audit import AuditPart
 from invariants.catalog import CATALOG, LAWS, Group
+from invariants.members import ADMIT, FINISHED, PREEMPT
 from invariants.meter_books import Readings
 from invariants.shadow import Shadow
 from invariants.violation import InvariantViolation, Violation
@@ -43,7 +44,7 @@ _COMMIT_CAUSES: Final = frozenset({Cause.ADMIT, Cause.RETRACT, Cause.PREEMPT})
 
 def _leaves_claims(event: AnyEvent) -> bool:
     """Whether the laws of an event do not ask where pages are."""
-    return isinstance(event, LockChanged) or (isinstance(event, RequestTransitioned) and event.cause is Cause.ADMIT)
+    return isinstance(event, LockChanged) or (isinstance(event, RequestTransitioned) and event.cause is ADMIT)
 
 
 class InvariantChecker:
@@ -309,10 +310,10 @@ class InvariantChecker:
     def _on_transition(self, books: Shadow, event: RequestTransitioned) -> None:
         report, counts = self._report, self.checks_by_group
         if event.cause in _COMMIT_CAUSES:
-            if books.leaving and event.cause is Cause.ADMIT:
+            if books.leaving and event.cause is ADMIT:
                 lock_laws.settle(books, report)
             books.in_commit = True
-        if event.cause is Cause.PREEMPT:
+        if event.cause is PREEMPT:
             books.count_preempted(event.rid)
         request = step_laws.on_transition(books, event, report)
         counts["step"] += 1
@@ -325,7 +326,7 @@ class InvariantChecker:
         lock_laws.on_transition(books, event, request, report)
         counts["chunk"] += 1
         counts["lock"] += 1
-        if event.target is RequestState.FINISHED:
+        if event.target is FINISHED:
             step_laws.on_end(books, event, request, report)
             books.remember_end(event.rid, event.seq)
         books.set_state(request, event.target)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from engine.events import AdmissionDecided, RequestTransitioned, StepCompleted, StepPlanned
-from engine.request import Cause, RequestState
 from engine.scheduler.decision import ADMITTED, Reason
 from engine.scheduler.plan import PrefillRow
+from invariants.members import ADMIT, DECODE, FINAL_CHUNK, NEXT_CHUNK, PREFILL, WAITING
 from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
 from invariants.violation import Report
@@ -61,7 +61,7 @@ def _considered(books: Shadow, event: AdmissionDecided, request: ShadowRequest, 
         first = books.view.continuation
         if first is not None and first != rid:
             report("INV-CHUNK-04", f"continuation {first} considered first", f"{rid} considered first", rid=first)
-    is_continuation = request.state is RequestState.PREFILL
+    is_continuation = request.state is PREFILL
     if event.is_continuation != is_continuation or (is_continuation and event.order != 0):
         report(
             "INV-CHUNK-04",
@@ -105,7 +105,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     held = books.view.continuation
     if cut is None and held is not None and not any(row.rid == held for row in event.prefills):
         request = books.requests.get(held)
-        cut = held if request is not None and request.state is RequestState.PREFILL else None
+        cut = held if request is not None and request.state is PREFILL else None
     books.cut = cut
     if event.continuation != cut:
         report("INV-CHUNK-04", f"continuation {cut}", f"continuation {event.continuation}", rid=cut)
@@ -160,20 +160,20 @@ def _sampling(event: StepPlanned, report: Report) -> None:
 def on_transition(books: Shadow, event: RequestTransitioned, request: ShadowRequest, report: Report) -> None:
     """Counts of a transition: outputs follow the pieces, computed_len follows the cursor."""
     due = request.outputs
-    if event.cause is Cause.FINAL_CHUNK:
+    if event.cause is FINAL_CHUNK:
         # Two transitions of one step (DECODE, then an end) tell the same token.
         due += request.token_step != event.step
         if event.output_len != due:
             report("INV-CHUNK-03", f"output_len {due} after the last piece", f"{event.output_len}", rid=event.rid)
         books.add_output(request, event.step)
         request.outputs = event.output_len
-    elif event.cause is Cause.NEXT_CHUNK and event.output_len != due:
+    elif event.cause is NEXT_CHUNK and event.output_len != due:
         report("INV-CHUNK-03", f"output_len {due} after a middle piece", f"{event.output_len}", rid=event.rid)
-    if event.cause in (Cause.NEXT_CHUNK, Cause.FINAL_CHUNK):
+    if event.cause in (NEXT_CHUNK, FINAL_CHUNK):
         if request.planned_end is not None and event.computed_len != request.planned_end:
             report("INV-CHUNK-02", f"computed_len {request.planned_end}", f"{event.computed_len}", rid=event.rid)
         request.planned_end = None
-    elif event.cause is Cause.ADMIT:
+    elif event.cause is ADMIT:
         prefix = books.decided_prefix.get(event.rid, event.computed_len)
         if event.computed_len != prefix or event.cached_len != prefix:
             report(
@@ -182,7 +182,7 @@ def on_transition(books: Shadow, event: RequestTransitioned, request: ShadowRequ
                 f"computed_len {event.computed_len}, cached_len {event.cached_len}",
                 rid=event.rid,
             )
-    elif event.target is RequestState.WAITING and event.computed_len:
+    elif event.target is WAITING and event.computed_len:
         report("INV-CHUNK-02", "no computed token while waiting", f"{event.computed_len}", rid=event.rid)
 
 
@@ -197,7 +197,7 @@ def on_completed(books: Shadow, plan: StepPlanned, event: StepCompleted, report:
         request = books.requests.get(row.rid)
         if request is None:  # ended in this step
             continue
-        due = RequestState.DECODE if row.is_last else RequestState.PREFILL
+        due = DECODE if row.is_last else PREFILL
         if request.state is not due:
             report(
                 "INV-CHUNK-03",

@@ -10,9 +10,9 @@ from typing import Final
 
 from engine.config import EngineConfig, Policy
 from engine.events import StepPlanned
-from engine.request import RequestState
 from engine.scheduler.decision import ADMITTED, Reason, Result
 from engine.scheduler.plan import PassEnd, StepKind
+from invariants.members import DECODE_STEP, EXTEND_STEP, IDLE_STEP, MIXED_STEP, WAITING
 from invariants.queue_books import QueueBooks
 from invariants.shadow import Shadow
 from invariants.violation import Report
@@ -108,8 +108,8 @@ class FlagLaws:
 
 def _kind(event: StepPlanned) -> StepKind:
     if event.prefills:
-        return StepKind.MIXED if event.decodes else StepKind.EXTEND
-    return StepKind.DECODE if event.decodes else StepKind.IDLE
+        return MIXED_STEP if event.decodes else EXTEND_STEP
+    return DECODE_STEP if event.decodes else IDLE_STEP
 
 
 def _pass_end(books: Shadow, queue: QueueBooks, event: StepPlanned, end: PassEnd, report: Report) -> None:
@@ -150,4 +150,4 @@ def _waiting_before(books: Shadow, event: StepPlanned) -> int:
     held = books.view.continuation
     came = sum(row.rid != held for row in event.prefills)
     back = len(event.preempted) + sum(not victim.aborted for victim in event.retractions)
-    return books.in_state[RequestState.WAITING] + came - back
+    return books.in_state[WAITING] + came - back

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.events import LockChanged, RequestTransitioned, StepPlanned
-from engine.request import Cause, RequestState
 from engine.scheduler.decision import ADMITTED
+from invariants.members import ADMIT, DECODE, FINISHED, PREFILL
 from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
 from invariants.violation import Report
@@ -28,17 +28,17 @@ def on_lock(books: Shadow, event: LockChanged, report: Report) -> None:
 
 def on_transition(books: Shadow, event: RequestTransitioned, request: ShadowRequest, report: Report) -> None:
     """Rows follow the states: taken by an admission, kept, given back on leaving. Before the books' state changes."""
-    if event.target not in (RequestState.PREFILL, RequestState.DECODE):
+    if event.target not in (PREFILL, DECODE):
         if event.row != request.row:
             report("INV-LOCK-02", f"row {request.row} given back", f"row {event.row}", rid=event.rid)
         if request.row is not None:
             if books.rows.get(request.row) == event.rid:
                 del books.rows[request.row]
-            books.leaving[event.rid] = (request, request.row, event.seq, event.target is RequestState.FINISHED)
+            books.leaving[event.rid] = (request, request.row, event.seq, event.target is FINISHED)
             request.row = None
         request.cursor = request.planned_end = None
         return
-    if event.cause is not Cause.ADMIT:
+    if event.cause is not ADMIT:
         if event.row is not None or request.row is None:
             report("INV-LOCK-02", f"row {request.row} kept", f"row {event.row} named", rid=event.rid)
         return

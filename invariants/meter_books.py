@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from engine.events import AdmissionDecided, RequestTransitioned, StepCompleted, StepPlanned
-from engine.request import Cause, FinishReason, RequestState
+from engine.request import Cause, FinishReason
 from engine.scheduler.decision import ADMITTED
+from invariants.members import ADMIT, FINISHED
 from invariants.queue_books import QueueBooks, Track
 from invariants.shadow import Shadow
 from invariants.time_laws import LifeReading
@@ -76,12 +77,12 @@ class MeterBooks:
 
     def on_transition(self, track: Track, event: RequestTransitioned) -> None:
         """First admissions and ends. After the queue's books."""
-        if event.cause is Cause.ADMIT:
+        if event.cause is ADMIT:
             if not track.ways_back:
                 self.admitted += 1
                 self._add("prompt_tokens_total", "cached", event.cached_len)
                 self._add("prompt_tokens_total", "computed", event.prompt_len - event.cached_len)
-        elif event.target is RequestState.FINISHED:
+        elif event.target is FINISHED:
             self.ended += 1
             self.many_tokens += event.output_len > 1
             self._add("requests_finished_total", finish_reason(event.cause))

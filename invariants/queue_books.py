@@ -10,7 +10,8 @@ from bisect import bisect_right, insort
 from typing import Final
 
 from engine.events import RequestArrived, RequestTransitioned
-from engine.request import Cause, RequestState
+from engine.request import Cause
+from invariants.members import ADMIT, FINISHED
 
 #: Entries of admitting passes that are kept before those older than every waiting request are dropped.
 PRUNE_AT: Final = 8_192
@@ -89,7 +90,7 @@ class QueueBooks:
         track = self.live.get(event.rid)
         if track is None:
             return None
-        if event.cause is Cause.ADMIT:
+        if event.cause is ADMIT:
             self._leave(track, event.t_ns)
             track.cached, track.computed = event.cached_len, 0
             if track.admitted_ns is None:
@@ -101,7 +102,7 @@ class QueueBooks:
             self.returned += 1
             self.waiting[event.rid] = track
             self.victims.append((event.rid, event.cause))
-        elif event.target is RequestState.FINISHED:
+        elif event.target is FINISHED:
             self._leave(track, event.t_ns)
             track.ended_ns = event.t_ns
             del self.live[event.rid]

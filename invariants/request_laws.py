@@ -10,8 +10,9 @@ from typing import Final
 
 from engine.config import EngineConfig, Policy
 from engine.events import AdmissionDecided, RequestTransitioned, StepPlanned
-from engine.request import Cause, RequestState
+from engine.request import Cause
 from engine.scheduler.decision import ADMITTED
+from invariants.members import ADMIT, PREEMPT, PREFILL
 from invariants.queue_books import PUSHED_BACK, QueueBooks, Track
 from invariants.shadow import Shadow
 from invariants.violation import Report
@@ -58,7 +59,7 @@ class RequestLaws:
         if event.num_retractions != track.ways_back:
             report("INV-REQ-05", f"pushed back {track.ways_back} times", f"{event.num_retractions}", rid=event.rid)
             track.ways_back = event.num_retractions
-        if event.source is RequestState.PREFILL and event.cause not in _NOT_COUNTED:
+        if event.source is PREFILL and event.cause not in _NOT_COUNTED:
             due = event.computed_len
             if track.cached + track.computed != due:
                 report(
@@ -67,7 +68,7 @@ class RequestLaws:
                     f"{track.cached} cached + {track.computed} computed",
                     rid=event.rid,
                 )
-        if event.cause is not Cause.ADMIT and event.cached_len:
+        if event.cause is not ADMIT and event.cached_len:
             report("INV-REQ-06", "tokens found cached told at an admission only", f"{event.cached_len}", rid=event.rid)
 
     def on_plan(self, books: Shadow, queue: QueueBooks, event: StepPlanned, report: Report) -> None:
@@ -182,8 +183,8 @@ def _victims(books: Shadow, queue: QueueBooks, event: StepPlanned, report: Repor
         report("INV-REQ-05", f"pushed back once, as planned: {due[:8]}", f"{found[:8]}", rid=odd[0])
     causes = dict(queue.victims)
     for rid in event.preempted:
-        if causes.get(rid, Cause.PREEMPT) is not Cause.PREEMPT:
-            report("INV-REQ-05", f"{rid} pushed back by {Cause.PREEMPT}", causes[rid], rid=rid)
+        if causes.get(rid, PREEMPT) is not PREEMPT:
+            report("INV-REQ-05", f"{rid} pushed back by {PREEMPT}", causes[rid], rid=rid)
     for victim in event.retractions:
         if victim.aborted:
             continue

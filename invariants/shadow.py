@@ -13,6 +13,7 @@ from typing import Final
 from engine.config import EngineConfig
 from engine.events import AdmissionDecided, EngineStarted, PagesMoved, StepPlanned
 from engine.request import RequestState
+from invariants.members import DECODE, FINISHED, PREFILL, WAITING
 from invariants.page_book import EVICTABLE, FREE, PageBook
 from invariants.running_book import Running, ShadowRequest
 
@@ -113,17 +114,17 @@ class Shadow:
         """Move a request, keeping the counts by state and the growth of the running."""
         if request.state is not None:
             self.in_state[request.state] -= 1
-        if request.state is RequestState.WAITING:
+        if request.state is WAITING:
             self.waiting_tokens -= request.seq_len
-        if state is RequestState.WAITING:
+        if state is WAITING:
             self.waiting_tokens += request.seq_len
-        if request.state is RequestState.DECODE:
+        if request.state is DECODE:
             self.running.leave(request)
         request.state = state
         self.in_state[state] += 1
-        if state is RequestState.DECODE:
+        if state is DECODE:
             self.running.join(request)
-        if state is RequestState.FINISHED:
+        if state is FINISHED:
             del self.requests[request.rid]
             self.in_state[state] -= 1
             self.aborting.pop(request.rid, None)  # its id may be used again before the step ends
@@ -216,9 +217,9 @@ class Shadow:
 
     def continuation(self) -> str | None:
         """The request that is partly prefilled, between steps; None when there is none."""
-        if not self.in_state[RequestState.PREFILL]:
+        if not self.in_state[PREFILL]:
             return None
-        return next((rid for rid in self.rows.values() if self.requests[rid].state is RequestState.PREFILL), None)
+        return next((rid for rid in self.rows.values() if self.requests[rid].state is PREFILL), None)
 
     def take_view(self) -> None:
         """Remember what the next plan will be made on."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from engine.events import AnyEvent, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
-from engine.request import TRANSITIONS, Cause, RequestState
+from engine.request import TRANSITIONS, Cause
+from invariants.members import ARRIVE, DECODE, PREFILL, WAITING
 from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
 from invariants.violation import Report
@@ -39,6 +40,12 @@ def on_arrival(books: Shadow, event: RequestArrived, report: Report) -> None:
     books.requests[event.rid] = ShadowRequest(event)
 
 
+_LEGAL: Final = frozenset(
+    {(source, target, cause) for (source, target), causes in TRANSITIONS.items() for cause in causes}
+    | {(None, WAITING, ARRIVE)}
+)
+
+
 def on_transition(books: Shadow, event: RequestTransitioned, report: Report) -> ShadowRequest | None:
     """Known, alive, from where it is, along the table. Returns the request, None when there is none to follow."""
     request = books.requests.get(event.rid)
@@ -53,11 +60,7 @@ def on_transition(books: Shadow, event: RequestTransitioned, report: Report) -> 
             seqs=() if ended is None else (ended,),
         )
         return None
-    legal = (
-        event.cause is Cause.ARRIVE
-        if (event.source, event.target) == _FIRST
-        else event.source is not None and event.cause in TRANSITIONS.get((event.source, event.target), ())
-    )
+    legal = (event.source, event.target, event.cause) in _LEGAL
     if event.source is not request.state or not legal:
         report(
             "INV-STEP-05",
@@ -119,10 +122,10 @@ def _victims(event: StepPlanned, report: Report) -> None:
 
 def recount(books: Shadow, event: StepPlanned | StepCompleted, report: Report) -> None:
     """Reported numbers of waiting and running requests."""
-    waiting = books.in_state[RequestState.WAITING]
-    running = books.in_state[RequestState.DECODE]
+    waiting = books.in_state[WAITING]
+    running = books.in_state[DECODE]
     if type(event) is StepPlanned:  # members of the batch count, the continuation does not
-        running += books.in_state[RequestState.PREFILL] - (books.cut is not None)
+        running += books.in_state[PREFILL] - (books.cut is not None)
         if event.waiting_tokens != books.waiting_tokens:
             report("INV-STEP-04", f"{books.waiting_tokens} tokens waiting", f"{event.waiting_tokens}")
     if (event.num_waiting, event.num_running) != (waiting, running):
@@ -219,6 +222,6 @@ def on_completed(books: Shadow, event: StepCompleted, report: Report) -> StepPla
             report("INV-EXIT-01", "the end that was asked for", f"still {requests[rid].state}", rid=rid, seqs=(seq,))
     books.aborting.clear()
     recount(books, event, report)
-    if books.in_state[RequestState.PREFILL] > 1:
-        report("INV-CHUNK-04", "at most one request partly prefilled", f"{books.in_state[RequestState.PREFILL]}")
+    if books.in_state[PREFILL] > 1:
+        report("INV-CHUNK-04", "at most one request partly prefilled", f"{books.in_state[PREFILL]}")
     return plan

@@ -24,8 +24,8 @@ from engine.events import (
     StepCompleted,
     StepPlanned,
 )
-from engine.request import RequestState
 from engine.scheduler.decision import ADMITTED
+from invariants.members import FINISHED, WAITING
 from telemetry.metric_books import Books, FrontEndMetrics
 from telemetry.metric_catalog import CATALOG, FRONT_END, KV_STATES, LEDGERS, NS, PHASES, LiveState
 from telemetry.observe import BLOCKERS, TTFT_PARTS
@@ -159,8 +159,8 @@ class MetricsSink:
         self._books.cells[self._books.at["waiting_tokens", ""]] += tokens
 
     def _transitioned(self, event: RequestTransitioned) -> None:
-        if event.target is RequestState.FINISHED:
-            if event.source is RequestState.WAITING:
+        if event.target is FINISHED:
+            if event.source is WAITING:
                 # It leaves between two steps, and the next plan may be long in coming.
                 self._add_waiting_tokens(-event.prompt_len - event.output_len)
             self._publish(event.t_ns)

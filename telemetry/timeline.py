@@ -23,7 +23,7 @@ from engine.events import (
 )
 from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.decision import Reason
-from engine.scheduler.plan import StepKind
+from invariants.members import ADMIT, DECODE, FINISHED, IDLE_STEP, PREFILL, WAITING
 from telemetry.blockers import CHUNK, KV_NOW, OF_REASON
 from telemetry.queue_watch import QueueWatch
 from telemetry.request_timeline import (
@@ -143,17 +143,17 @@ class TimelineTracker:
             return
         request.computed_len, request.output_len = event.computed_len, event.output_len
         request.num_retractions = event.num_retractions
-        if event.cause is Cause.ADMIT:
+        if event.cause is ADMIT:
             self._admitted(request, event.t_ns)
-        elif event.target is RequestState.WAITING and event.source is not None:
+        elif event.target is WAITING and event.source is not None:
             self._back_to_queue(request, event.t_ns)
-        elif event.target is RequestState.FINISHED:
+        elif event.target is FINISHED:
             self._ended(request, event)
         self._set_state(request, event.target)
 
     def _set_state(self, request: RequestTimeline, state: RequestState) -> None:
-        self.prefilling += (state is RequestState.PREFILL) - (request.state is RequestState.PREFILL)
-        self.decoding += (state is RequestState.DECODE) - (request.state is RequestState.DECODE)
+        self.prefilling += (state is PREFILL) - (request.state is PREFILL)
+        self.decoding += (state is DECODE) - (request.state is DECODE)
         request.state = state
 
     def _admitted(self, request: RequestTimeline, t_ns: int) -> None:
@@ -163,7 +163,7 @@ class TimelineTracker:
         if request.first_token_ns is None:
             request.mark(QUEUE, t_ns)
         request.phase = PREPARE
-        self._set_state(request, RequestState.PREFILL)
+        self._set_state(request, PREFILL)
         if request.admitted_ns is None:
             request.admitted_ns = t_ns
             # Read from the decision, so once per request: refused examinations before it found hits too.
@@ -206,7 +206,7 @@ class TimelineTracker:
     def _planned(self, event: StepPlanned) -> None:
         self._flush_closing()
         decisions, self._decisions = self._decisions, []
-        if event.kind is not StepKind.IDLE:
+        if event.kind is not IDLE_STEP:
             self._plans[event.step] = event
         admitted = set()
         for row in event.prefills:
