@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.events import AnyEvent, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
-from engine.request import TRANSITIONS, Cause
+from engine.request import TRANSITIONS, Cause, RequestState
 from invariants.members import ARRIVE, DECODE, PREFILL, WAITING
 from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
