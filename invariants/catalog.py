@@ -178,7 +178,8 @@ CATALOG: Final[tuple[Law, ...]] = (
         Group.STEP,
         "O(rows)",
         "always; a failed step has no rows",
-        "A step applied twice or never, or an outcome with other rows than the plan.",
+        "A step applied twice or never, an outcome with other rows than the plan, or a request that ended while its "
+        "step was still under way.",
         properties=("CHK-CURSOR", "CHK-EXIT"),
     ),
     Law(

@@ -11,8 +11,6 @@ from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
 from invariants.violation import Report
 
-#: Ends that follow a sampled token.
-_TOKEN_ENDS: Final = frozenset({Cause.STOP, Cause.LENGTH})
 _FIRST: Final = (None, RequestState.WAITING)
 
 
@@ -74,12 +72,11 @@ def on_transition(books: Shadow, event: RequestTransitioned, report: Report) -> 
 def on_end(books: Shadow, event: RequestTransitioned, request: ShadowRequest, report: Report) -> None:
     """The last counts of a request."""
     sampled = books.plan is not None and event.rid in books.plan.sampling and request.token_step != event.step
-    due = {request.outputs + 1} if event.cause in _TOKEN_ENDS and sampled else {request.outputs}
-    if sampled and event.cause not in _TOKEN_ENDS:
-        due.add(request.outputs + 1)
-    if event.output_len not in due:
+    # Whoever is aborted while its row is under way waits for its token; only a failed step brings none.
+    due = request.outputs + (sampled and event.cause is not Cause.ERROR)
+    if event.output_len != due:
         law = "INV-CHUNK-03" if request.state is RequestState.PREFILL else "INV-STEP-01"
-        report(law, f"output_len {' or '.join(map(str, sorted(due)))} at the end", f"{event.output_len}", rid=event.rid)
+        report(law, f"output_len {due} at the end", f"{event.output_len}", rid=event.rid)
     if event.output_len > request.max_new:
         report(
             "INV-EXIT-01", f"an end at {request.max_new} output tokens or before", f"{event.output_len}", rid=event.rid
