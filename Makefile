@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve bench-scheduler conformance sim arch docs clean
+.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve bench-scheduler conformance sim sabotage arch docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -103,6 +103,9 @@ sim: $(STAMP)  ## whole engines by seed, under bursts, aborts, faults (SEEDS=200
 arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
 	$(BIN)/lint-imports --no-logo
 	$(PYTEST) -q tests/architecture
+
+sabotage: $(STAMP)  ## engines broken on purpose: which law notices, how soon (WORD=law or name)
+	$(BIN)/python -m tests.sabotage.run $(WORD)
 
 docs: $(STAMP)  ## regenerate docs/reference
 	$(BIN)/python -m telemetry.docs

@@ -24,8 +24,10 @@ def temporary_lock(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
         tree, requests = run.scheduler.kv.tree, run.scheduler.state.requests
         for decision in plan.decisions:
             request = requests[decision.rid]
+            if decision.is_admitted or request.state is not RequestState.WAITING:
+                continue
             node, pages = tree.touch(request.keys.first(4))
-            if pages and not decision.is_admitted and request.state is RequestState.WAITING:
+            if pages:
                 tree.lock(node, request.rid)
         return plan
 
