@@ -157,6 +157,8 @@ class InvariantChecker:
                 self.audits_by_part[part] += 1
                 self.checks_by_group[audit.GROUPS[part]] += audit.checks(part, snapshot)
             audit.run(books, snapshot, self._report, parts)
+            if books is not None and self._watch is not None and AuditPart.BOOKS in parts:
+                self._watch.audit(books, snapshot)
         except InvariantViolation:
             raise
         except Exception as error:  # as in `emit`

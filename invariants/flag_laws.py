@@ -28,7 +28,8 @@ class FlagLaws:
         #: Without a latch, and with preemption, the flag is of no consequence after its step and is not followed.
         self._latches = str(scheduler.kv_accounting) == "reference" and not scheduler.enable_priority_preemption
         self._caps = scheduler.schedule_policy is Policy.SHORTEST_PREFILL_FIRST
-        self._full = False
+        #: The full flag as the last plan told it.
+        self.full = False
         self._last: StepPlanned | None = None
 
     def on_plan(self, books: Shadow, queue: QueueBooks, event: StepPlanned, report: Report) -> None:
@@ -41,14 +42,14 @@ class FlagLaws:
             if event.batch_is_full is not due:
                 report(
                     "INV-FLAG-02",
-                    f"batch_is_full {due}, from {self._full} before and what happened since",
+                    f"batch_is_full {due}, from {self.full} before and what happened since",
                     f"{event.batch_is_full}",
                 )
-            self._full = event.batch_is_full
         if event.pass_end is not None:
             _pass_end(books, queue, event, event.pass_end, report)
         if event.chunk_limit is not None:
             self._cap(books, event, event.chunk_limit, report)
+        self.full = event.batch_is_full
         self._last = event
         queue.ends = 0
 
@@ -58,7 +59,7 @@ class FlagLaws:
         end = event.pass_end
         if end is None or event.retractions:
             return False
-        held = self._full and not self._cleared(books, queue)
+        held = self.full and not self._cleared(books, queue)
         if end.stop == "skipped":
             return held or end.stopped_by is Reason.ROWS_EXHAUSTED
         if event.claim_failed:

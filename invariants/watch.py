@@ -7,6 +7,8 @@ the number that waits, and a step that only decodes costs a handful of additions
 from __future__ import annotations
 
 from engine.events import AdmissionDecided, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
+from engine.kvcache.snapshot import SchedulerSnapshot
+from invariants.book_audit import BookAudit
 from invariants.flag_laws import FlagLaws
 from invariants.meter_books import MeterBooks, Readings
 from invariants.meter_laws import MeterLaws
@@ -29,6 +31,7 @@ class Watch:
         self._flags = FlagLaws(books.config)
         self._times = TimeLaws()
         self._meter_laws = MeterLaws()
+        self._book_audit = BookAudit()
         self.queue = QueueBooks()
         self.meters = MeterBooks()
 
@@ -60,6 +63,10 @@ class Watch:
         """A step is over."""
         self._times.on_completed(event, self._report)
         self.meters.on_completed(self.queue, event)
+
+    def audit(self, books: Shadow, snapshot: SchedulerSnapshot) -> None:
+        """The engine's state between two steps."""
+        self._book_audit.run(books, self.queue, snapshot, self._flags.full, self._report)
 
     def on_readings(self, books: Shadow, readings: Readings) -> int:
         """What a listener shows between two steps. Returns how many lives were checked."""
