@@ -50,7 +50,7 @@ def whole_logits(tokens: list[int], **settings: object) -> torch.Tensor:
 
 
 @PAGES
-def test_a_chunked_prompt_never_reads_slots_that_are_not_written_yet(page: int) -> None:
+def test_fr_08_a_chunked_prompt_never_reads_slots_that_are_not_written_yet(page: int) -> None:
     """FR-08: prompt of 100, pieces of 32, all free slots poisoned; first-token logits equal the unchunked run's."""
     tokens = prompt(100)
     chunked = last_logits(tiny_executor(page_size=page, num_pages=128), tokens, [32, 32, 32, 4])
@@ -80,7 +80,7 @@ def test_the_poison_would_be_seen() -> None:
 
 @given(cuts=st.lists(st.integers(1, 30), min_size=1, max_size=6), page=st.sampled_from([1, 4, 16]))
 @settings(max_examples=25)
-def test_any_cutting_of_a_prompt_gives_the_same_first_token(cuts: list[int], page: int) -> None:
+def test_fr_08_any_cutting_of_a_prompt_gives_the_same_first_token(cuts: list[int], page: int) -> None:
     tokens = prompt(sum(cuts), seed=sum(cuts))
     executor = tiny_executor(page_size=page, num_pages=256)
     got = last_logits(executor, tokens, cuts)
@@ -152,7 +152,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
     assert len(set(alone)) > 3
 
 
-def test_logprobs_in_mixed_steps_are_those_of_the_request_alone() -> None:
+def test_fr_26_logprobs_in_mixed_steps_are_those_of_the_request_alone() -> None:
     asking = SamplingParams(max_new_tokens=9, temperature=0.8, seed=5, logprobs=3, ignore_eos=True)
     driver = ManualDriver(tiny_executor(num_pages=200))
     decoding = [driver.add(f"d{i}", prompt(12 + i, i), asking if i != 1 else GREEDY) for i in range(3)]
