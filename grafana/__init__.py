@@ -1,0 +1,1 @@
+"""Boards, rules and their proof. Owns: everything that Prometheus, Alertmanager and Grafana are given."""
