@@ -6,9 +6,9 @@ No token ids, no text, no times: lengths, page keys and counters only. Latencies
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from engine.codes import Code
 from engine.errors import IllegalTransition
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.kvcache.page_keys import PageKeys
 
 
-class RequestState(StrEnum):
+class RequestState(Code):
     """Where a request is. A lease exists exactly in PREFILL and DECODE."""
 
     WAITING = "waiting"
@@ -25,7 +25,7 @@ class RequestState(StrEnum):
     FINISHED = "finished"
 
 
-class FinishReason(StrEnum):
+class FinishReason(Code):
     """The one end of a request (`requests_finished_total{finish_reason}`)."""
 
     STOP = "stop"
@@ -35,7 +35,7 @@ class FinishReason(StrEnum):
     REFUSED = "refused"
 
 
-class Cause(StrEnum):
+class Cause(Code):
     """Why a request changed state."""
 
     ARRIVE = "arrive"

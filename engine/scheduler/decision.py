@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from engine.codes import Code
 
-class Result(StrEnum):
+
+class Result(Code):
     """What the reference's adder answers; it says what happens to the *next* request."""
 
     CONTINUE = "CONTINUE"
@@ -18,7 +19,7 @@ class Result(StrEnum):
     CONTINUES = "CONTINUES"
 
 
-class Verdict(StrEnum):
+class Verdict(Code):
     """What a reason does to the pass."""
 
     ADMIT = "admit"
@@ -28,7 +29,7 @@ class Verdict(StrEnum):
     NOTE = "note"
 
 
-class Reason(StrEnum):
+class Reason(Code):
     """Why a request was admitted or not. Append-only; stable in journals; label values of `admissions_total`."""
 
     ADMITTED_WHOLE = "admitted_whole"
@@ -50,8 +51,6 @@ class Reason(StrEnum):
     SHARES_COLD_PREFIX = "shares_cold_prefix"
     NEVER_FITS = "never_fits"
     QUEUE_END = "queue_end"
-
-    __hash__ = str.__hash__  # that of Enum is a Python function, and every decision looks its reason up
 
     @property
     def verdict(self) -> Verdict:
@@ -83,7 +82,7 @@ VERDICTS: Final[dict[Reason, Verdict]] = {
 ADMITTED: Final = frozenset(reason for reason, verdict in VERDICTS.items() if verdict is Verdict.ADMIT)
 
 
-class Overdraft(StrEnum):
+class Overdraft(Code):
     """The named ways in which a ledger may go below zero (`overdrafts_total{kind}`)."""
 
     FIRST_UNCHUNKED = "first_unchunked"
@@ -93,7 +92,7 @@ class Overdraft(StrEnum):
     CONTINUATION = "continuation"
 
 
-class Guard(StrEnum):
+class Guard(Code):
     """Where this engine departs from the reference, each counted (`guard_activations_total{guard}`)."""
 
     CONTINUATION_PARKED = "continuation_parked"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
+from engine.codes import Code
 from engine.request import FinishReason
 from engine.scheduler.decision import AdmissionDecision, Guard, LedgerView, Reason
 
 
-class StepKind(StrEnum):
+class StepKind(Code):
     """What a step computes (`steps_total{kind}`)."""
 
     IDLE = "idle"
