@@ -6,6 +6,7 @@ padding to `general.alignment` · tensor data. Dequantisation is left to the `gg
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import struct
 from dataclasses import dataclass
@@ -133,7 +134,15 @@ class GgufFile:
                     f"{self.path}: tensor {name} ends at byte {start + num_bytes}; the file has {len(self._map)} bytes"
                 )
             tensors[name] = TensorInfo(name, shape, kind, start, num_bytes)
+        self._check_apart(tensors)
         return metadata, tensors
+
+    def _check_apart(self, tensors: dict[str, TensorInfo]) -> None:
+        """Tensors that share bytes were not written by a converter: one of them is not what it says."""
+        placed = sorted(tensors.values(), key=lambda info: (info.start, info.num_bytes))
+        for before, after in itertools.pairwise(placed):
+            if after.start < before.start + before.num_bytes:
+                raise ModelFormatError(f"{self.path}: tensors {before.name} and {after.name} share bytes")
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string("tensor name")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from engine.errors import ModelFormatError
+from engine.models.json_file import read_json_object
 from engine.models.llama_config import LlamaConfig, RopeScaling
 from engine.models.weights import LayerWeights, LlamaWeights
 
@@ -37,7 +37,7 @@ def load_hf_folder(folder: Path, dtype: torch.dtype) -> tuple[LlamaConfig, Llama
 def read_config(folder: Path) -> LlamaConfig:
     """The configuration in config.json, with the end tokens of generation_config.json when there is one."""
     path = folder / "config.json"
-    raw = _read_json(path)
+    raw = read_json_object(path)
     for field, only in _FIXED.items():
         if (value := raw.get(field, only)) != only:
             raise ModelFormatError(f"{path}: {field} is {value!r:.80}; {only!r} is supported")
@@ -46,7 +46,7 @@ def read_config(folder: Path) -> LlamaConfig:
         raise ModelFormatError(f"{path}: num_attention_heads is {heads}; at least 1 is needed")
     theta, scaling = _rope(path, raw)
     generation = folder / "generation_config.json"
-    ends = _read_json(generation) if generation.exists() else {}
+    ends = read_json_object(generation) if generation.exists() else {}
     return LlamaConfig(
         vocab_size=_int(path, raw, "vocab_size"),
         hidden_size=hidden,
@@ -58,7 +58,7 @@ def read_config(folder: Path) -> LlamaConfig:
         max_context_tokens=_int(path, raw, "max_position_embeddings"),
         rope_theta=theta,
         rms_norm_eps=_float(path, raw, "rms_norm_eps", 1e-6),
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tied_embeddings=_bool(path, raw, "tie_word_embeddings", False),
         bos_token_id=_int(path, raw, "bos_token_id", None),
         eos_token_ids=_token_ids(generation, ends) or _token_ids(path, raw),
         rope_scaling=scaling,
@@ -80,7 +80,7 @@ def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None
     if kind == "linear":
         return theta, RopeScaling(kind=kind, factor=_float(path, scaling, "factor"))
     if kind != "llama3":
-        raise ModelFormatError(f"{path}: RoPE type is {kind!r}; 'default', 'linear' and 'llama3' are supported")
+        raise ModelFormatError(f"{path}: RoPE type is {kind!r:.80}; 'default', 'linear' and 'llama3' are supported")
     return theta, RopeScaling(
         kind=kind,
         factor=_float(path, scaling, "factor"),
@@ -155,18 +155,29 @@ class _Tensors:
             if not single.exists():
                 raise ModelFormatError(f"{self._folder}: holds neither {_SINGLE} nor {_INDEX}")
             return dict.fromkeys(_names(single), single)
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelFormatError(f"{index}: weight_map is {weight_map!r:.80}; an object is needed")
         where = {}
         for name, file in weight_map.items():
             # The index is data: it may not lead out of the folder.
             if not isinstance(file, str) or Path(file).name != file:
-                raise ModelFormatError(f"{index}: weight_map[{name!r}] is {file!r:.80}; a plain file name is needed")
-            if not (self._folder / file).exists():
-                raise ModelFormatError(f"{index}: weight_map[{name!r}] is {file!r}, which the folder does not hold")
+                raise ModelFormatError(
+                    f"{index}: weight_map[{name!r:.80}] is {file!r:.80}; a plain file name is needed"
+                )
+            if not _is_file(self._folder / file):
+                raise ModelFormatError(
+                    f"{index}: weight_map[{name!r:.80}] is {file!r:.80}, which the folder does not hold"
+                )
             where[name] = self._folder / file
         return where
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or none at all
+        return False
 
 
 def _names(path: Path) -> list[str]:
@@ -210,16 +221,6 @@ def _read_weights(tensors: _Tensors, config: LlamaConfig, dtype: torch.dtype) ->
     return LlamaWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=head)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelFormatError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFormatError(f"{path}: holds a {type(value).__name__}; an object is needed")
-    return value
-
-
 def _int(path: Path, raw: Mapping[str, Any], field: str, default: Any = ...) -> Any:
     value = raw.get(field)
     if value is None and default is not ...:
@@ -233,7 +234,17 @@ def _float(path: Path, raw: Mapping[str, Any], field: str, default: float | None
     value = raw.get(field, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ModelFormatError(f"{path}: {field} is {value!r:.80}; a number is needed")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ModelFormatError(f"{path}: {field} is an integer beyond every number that is computed here") from None
+
+
+def _bool(path: Path, raw: Mapping[str, Any], field: str, default: bool) -> bool:
+    value = raw.get(field, default)
+    if not isinstance(value, bool):
+        raise ModelFormatError(f"{path}: {field} is {value!r:.80}; true or false is needed")
+    return value
 
 
 def _token_ids(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -34,14 +34,28 @@ def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfToken
         return metadata.get(f"tokenizer.ggml.{name}", default)
 
     if (kind := get("model")) != "gpt2":
-        raise ModelFormatError(f"{source}: tokenizer.ggml.model={kind!r} is not supported; supported: 'gpt2'")
+        raise ModelFormatError(f"{source}: tokenizer.ggml.model={kind!r:.80} is not supported; supported: 'gpt2'")
     tokens, merges = get("tokens"), get("merges")
     if not _is_list_of(tokens, str) or not tokens or not _is_list_of(merges, str):
         raise ModelFormatError(f"{source}: tokenizer.ggml.tokens and tokenizer.ggml.merges are needed, as texts")
     kinds = get("token_type") or [1] * len(tokens)
     if not _is_list_of(kinds, int) or len(kinds) != len(tokens):
         raise ModelFormatError(f"{source}: tokenizer.ggml.token_type must hold {len(tokens)} integers, one per token")
-    pre = get("pre", "gpt-2")
+    pre, adds_bos = get("pre", "gpt-2"), get("add_bos_token")
+    if not isinstance(pre, str):
+        raise ModelFormatError(f"{source}: tokenizer.ggml.pre is {pre!r:.80}; a text is needed")
+    if not isinstance(adds_bos, bool | None):
+        raise ModelFormatError(f"{source}: tokenizer.ggml.add_bos_token is {adds_bos!r:.80}; a bool is needed")
+
+    def token_id(name: str) -> int | None:
+        value = get(name)
+        if value is not None and not (type(value) is int and 0 <= value < len(tokens)):
+            raise ModelFormatError(
+                f"{source}: tokenizer.ggml.{name} is {value!r:.80}; 0 to {len(tokens) - 1} is needed"
+            )
+        return value
+
+    bos, ends = token_id("bos_token_id"), (token_id("eos_token_id"), token_id("eot_token_id"))
     backend = _pipeline(tokens, merges, pre, source)
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
@@ -49,13 +63,12 @@ def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfToken
         if kind in (_CONTROL, _USER_DEFINED)
     ]
     backend.add_tokens(added)
-    bos = get("bos_token_id")
     template = metadata.get("tokenizer.chat_template")
     return HfTokenizer(
         backend,
-        eos_token_ids=[i for i in (get("eos_token_id"), get("eot_token_id")) if i is not None],
+        eos_token_ids=[i for i in ends if i is not None],
         bos_token_id=bos,
-        prefix_ids=[bos] if bos is not None and get("add_bos_token", pre in _BOS_BY_DEFAULT) else [],
+        prefix_ids=[bos] if bos is not None and (pre in _BOS_BY_DEFAULT if adds_bos is None else adds_bos) else [],
         chat_template=template if isinstance(template, str) else None,
         source=source,
     )
@@ -68,6 +81,11 @@ def _is_list_of(value: object, kind: type) -> bool:
 def _pipeline(tokens: list[str], merges: list[str], pre: str, source: str) -> tokenizers.Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     pairs = [_pair(merge) for merge in merges]
+    for left, right in pairs:  # the library does not look at these before it cuts them up
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise ModelFormatError(
+                f"{source}: tokenizer.ggml.merges do not fit the tokens: {left!r:.80} and {right!r:.80}"
+            )
     try:
         # Llama 3 vocabularies hold whole words that no merge reaches.
         model = models.BPE(vocabulary, pairs, ignore_merges=pre in _BOS_BY_DEFAULT)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tokenizers
 
 from engine.errors import ModelFormatError
+from engine.models.json_file import read_json_object
 from engine.text import token_bytes as tb
 from engine.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, ChatTemplateError
 from engine.text.tokenizer import decode_with
+
+#: Ids are below this: several times the largest vocabulary in use. The table of their bytes is as long as the largest.
+MAX_VOCABULARY: Final = 1 << 22
 
 
 class HfTokenizer:
@@ -33,10 +37,14 @@ class HfTokenizer:
         self._prefix = list(prefix_ids)
         self._eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self._bos_token_id = bos_token_id
+        vocabulary = _vocabulary(backend, source)  # before anything whose cost grows with the largest id
         description = json.loads(backend.to_str())
-        self._scheme = tb.scheme_of(description.get("decoder"))
+        try:
+            self._scheme = tb.scheme_of(description.get("decoder"))
+        except ModelFormatError as error:
+            raise ModelFormatError(f"{source}: {error}") from None
         self._strips = self._scheme == "sentencepiece"
-        self._table = _bytes_table(backend, self._scheme)
+        self._table = _bytes_table(backend, vocabulary, self._scheme)
         try:
             self._template = ChatTemplate(
                 chat_template or PLAIN_TEMPLATE,
@@ -54,8 +62,11 @@ class HfTokenizer:
             raise ModelFormatError(f"{path}: no such file; a fast tokenizer (tokenizer.json) is needed")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for malformed files
-            raise ModelFormatError(f"{path}: {error}") from error
+        except BaseException as error:
+            # The library raises bare Exception for malformed files, and BaseException where its Rust code panics.
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            raise ModelFormatError(f"{path}: {str(error)[:500]}") from error
         # A model folder may ask for truncation or padding; a server decides lengths itself.
         backend.no_truncation()
         backend.no_padding()
@@ -102,10 +113,17 @@ class HfTokenizer:
         return "" if token_id is None else (self._backend.id_to_token(token_id) or "")
 
 
-def _bytes_table(backend: tokenizers.Tokenizer, scheme: str) -> list[bytes]:
+def _vocabulary(backend: tokenizers.Tokenizer, source: str) -> dict[str, int]:
+    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    largest = max(vocabulary.values(), default=-1)
+    if largest >= MAX_VOCABULARY:
+        raise ModelFormatError(f"{source}: a token has id {largest}; at most {MAX_VOCABULARY - 1} is possible here")
+    return vocabulary
+
+
+def _bytes_table(backend: tokenizers.Tokenizer, vocabulary: dict[str, int], scheme: str) -> list[bytes]:
     """Bytes of each id, 0 to the largest; holes and special tokens are b""."""
     convert = tb.byte_level if scheme == "byte_level" else tb.sentencepiece
-    vocabulary = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
         table[token_id] = convert(token)
@@ -115,15 +133,7 @@ def _bytes_table(backend: tokenizers.Tokenizer, scheme: str) -> list[bytes]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelFormatError(f"{path}: not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFormatError(f"{path}: expected an object, found {type(content).__name__}")
-    return content
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _token_text(entry: object) -> str | None:
@@ -137,7 +147,8 @@ def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, settings: dict[str, An
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         entry = _read_json(folder / name).get("eos_token_id")
-        ids += [entry] if isinstance(entry, int) else [i for i in entry or () if isinstance(i, int)]
+        listed = entry if isinstance(entry, list) else [entry]
+        ids += [i for i in listed if type(i) is int and 0 <= i < MAX_VOCABULARY]
     own = backend.token_to_id(_token_text(settings.get("eos_token")) or "")
     return ids if own is None else [own, *ids]
 
@@ -145,7 +156,10 @@ def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, settings: dict[str, An
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        try:
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFormatError(f"{file}: cannot be read as text: {error}") from error
     entry = settings.get("chat_template")
     if isinstance(entry, list):  # several named templates
         named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
