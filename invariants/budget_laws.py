@@ -50,16 +50,16 @@ def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
     before, after = _before(event), _after(event)
     if event.order != len(books.decisions):
         report("INV-BUDGET-03", f"order {len(books.decisions)}", f"order {event.order}", rid=event.rid)
-    if books.decisions:
+    left, books.left = books.left, after
+    if left is not None and left != before and not _follows(books, left, before):
         last = books.decisions[-1]
-        if not _follows(books, _after(last), before):
-            report(
-                "INV-BUDGET-03",
-                f"before = what {last.rid} left: {show(_after(last))}",
-                show(before),
-                rid=event.rid,
-                seqs=(last.seq,),
-            )
+        report(
+            "INV-BUDGET-03",
+            f"before = what {last.rid} left: {show(left)}",
+            show(before),
+            rid=event.rid,
+            seqs=(last.seq,),
+        )
     if event.reason not in ADMITTED:
         if not same(before, after):
             report("INV-BUDGET-03", f"a refusal that costs nothing: {show(before)}", show(after), rid=event.rid)
@@ -68,7 +68,8 @@ def on_decision(books: Shadow, event: AdmissionDecided, report: Report) -> None:
         _price(books, event, before, after, report)
     else:
         exact_laws.price(books, event, before, after, report)
-    _overdraft(books, event, after, report)
+    if after.rem_input < 0 or (after.rem_chunk or 0) < 0 or min(after.remaining_current, after.remaining_total) < 0:
+        _overdraft(books, event, after, report)
 
 
 def _follows(books: Shadow, left: LedgerView, before: LedgerView) -> bool:
@@ -122,7 +123,7 @@ def _price(books: Shadow, event: AdmissionDecided, before: LedgerView, after: Le
             rid=event.rid,
         )
     due = LedgerView(before.rem_input - charge, chunk, total, after.remaining_current)
-    if not same(due, after):
+    if due != after and not same(due, after):
         report(
             "INV-BUDGET-03",
             f"after a charge of {charge} and {reserved} reserved: {show(due)}",

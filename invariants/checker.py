@@ -347,8 +347,7 @@ class InvariantChecker:
         budget_laws.on_decision(books, event, report)
         if self._watch is not None:
             self._watch.on_decision(event)
-        books.decisions.append(event)
-        books.decided_prefix.setdefault(event.rid, event.prefix_len)
+        books.decide(event)
         counts["chunk"] += 1
         counts["budget"] += 1
 

@@ -116,9 +116,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
 def _rows_as_decided(books: Shadow, event: StepPlanned, report: Report) -> None:
     if event.claim_failed:
         return
-    decided = [
-        (d.rid, d.prefix_len, d.selected_extend, not d.is_chunked) for d in books.decisions if d.reason in ADMITTED
-    ]
+    decided = [(d.rid, d.prefix_len, d.selected_extend, not d.is_chunked) for d in books.admitted]
     planned = [(row.rid, row.prefix_len, row.extend_len, row.is_last) for row in event.prefills]
     if decided != planned:
         wrong = next((p for p in planned if p not in decided), None) or next(d for d in decided if d not in planned)

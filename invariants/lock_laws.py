@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.events import LockChanged, RequestTransitioned, StepPlanned
-from engine.scheduler.decision import ADMITTED
 from invariants.members import ADMIT, DECODE, FINISHED, PREFILL
 from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
@@ -76,9 +75,9 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     """A refused request holds nothing and has no place in the plan."""
     planned: set[str] | None = None
     # Where running requests gave way, who was refused for memory may have been looked at again, and admitted.
-    tried_again = {d.rid for d in books.decisions if d.reason in ADMITTED} if event.preempted else ()
-    for decision in books.decisions:
-        if decision.reason in ADMITTED or decision.is_continuation or decision.rid in tried_again:
+    tried_again = {decision.rid for decision in books.admitted} if event.preempted else ()
+    for decision in books.refused:
+        if decision.is_continuation or decision.rid in tried_again:
             continue
         request = books.requests.get(decision.rid)
         if planned is None:

@@ -13,6 +13,7 @@ from typing import Final
 from engine.config import EngineConfig
 from engine.events import AdmissionDecided, EngineStarted, PagesMoved, StepPlanned
 from engine.request import RequestState
+from engine.scheduler.decision import ADMITTED, LedgerView
 from invariants.members import DECODE, FINISHED, PREFILL, WAITING
 from invariants.page_book import EVICTABLE, FREE, PageBook
 from invariants.running_book import Running, ShadowRequest
@@ -80,6 +81,11 @@ class Shadow:
         self.view = PlanView()
         self.in_commit = False
         self.decisions: list[AdmissionDecided] = []
+        #: Of them, those that admitted and those that refused.
+        self.admitted: list[AdmissionDecided] = []
+        self.refused: list[AdmissionDecided] = []
+        #: The ledgers that the last of them left.
+        self.left: LedgerView | None = None
         #: rid -> prefix_len of its first decision in the open pass
         self.decided_prefix: dict[str, int] = {}
         #: The request that is partly prefilled once the step in flight is applied.
@@ -134,6 +140,12 @@ class Shadow:
         request = self.running.get(rid)
         if request is not None:
             self.preempted_growth += self.growth(request) * (1.0 if request.ignore_eos else self.view.ratio)
+
+    def decide(self, event: AdmissionDecided) -> None:
+        """Remember a decision of the open pass."""
+        self.decisions.append(event)
+        (self.admitted if event.reason in ADMITTED else self.refused).append(event)
+        self.decided_prefix.setdefault(event.rid, event.prefix_len)
 
     def remember_end(self, rid: str, seq: int) -> None:
         self.ended[rid] = seq
@@ -237,6 +249,9 @@ class Shadow:
     def close_plan(self, ratio: float) -> None:
         """The plan is committed: forget its decisions, remember the ratio it left."""
         self.decisions.clear()
+        self.admitted.clear()
+        self.refused.clear()
+        self.left = None
         self.decided_prefix.clear()
         self.pinned_tokens = self.locked_pages = self.released_pages = self.gained_current = 0
         self.gained_total = self.preempted_growth = 0.0
