@@ -69,12 +69,12 @@ def _draw(rng: Random, policy: Policy, accounting: str) -> dict[str, dict[str, A
         ("lpm_fallback_threshold", 0.2, [1, 3]),
         ("starvation_limit_s", 0.2, [0.002, 0.02, 1.0]),
         ("max_overtakes", 0.2, [1, 3, 10]),
-        ("min_free_rows", 0.12, [1, 2, rows]),
+        ("min_free_rows", 0.2, [1, 2, rows]),
         ("target_step_ms", 0.15 if chunk is not None else 0.0, [0.05, 1.0, 20.0]),
     ):
         if rng.random() < chance:
             scheduler[name] = rng.choice(values)
-    if rng.random() < 0.12:
+    if rng.random() < 0.15:
         scheduler["prefill_delay_max_passes"] = rng.choice([1, 3, 9])
         scheduler["prefill_delay_until_waiting"] = rng.choice([2, 4])
     return {"scheduler": scheduler, "cache": {"page_size": page, "num_pages": pages, "enable_radix": radix}}

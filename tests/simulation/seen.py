@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
-from engine.config import Policy
+from engine.config import EngineConfig, Policy
 from engine.events import (
     AdmissionDecided,
     AnyEvent,
@@ -19,6 +20,22 @@ from engine.request import TRANSITIONS, Cause, RequestState
 from engine.scheduler.decision import Guard, Overdraft, Reason, Result
 from engine.scheduler.plan import StepKind
 from tests.simulation.scenario import PHASES, Scenario
+
+SETTINGS: Final[dict[str, Callable[[EngineConfig], bool]]] = {
+    "radix": lambda config: config.cache.enable_radix,
+    "chunk": lambda config: config.scheduler.chunked_prefill_size is not None,
+    "mixed": lambda config: config.scheduler.enable_mixed_chunk,
+    "incremental order": lambda config: config.scheduler.incremental_order,
+    "priorities": lambda config: config.scheduler.enable_priority_scheduling,
+    "preemption": lambda config: config.scheduler.enable_priority_preemption,
+    "starvation limit": lambda config: config.scheduler.starvation_limit_s is not None,
+    "overtakes limit": lambda config: config.scheduler.max_overtakes is not None,
+    "matching limit": lambda config: config.scheduler.lpm_fallback_threshold is not None,
+    "prefill delay": lambda config: config.scheduler.prefill_delay_max_passes is not None,
+    "free rows delay": lambda config: config.scheduler.min_free_rows is not None,
+    "dynamic chunk": lambda config: config.scheduler.target_step_ms is not None,
+    "alignment": lambda config: config.scheduler.truncation_align_size is not None,
+}
 
 
 class Seen:
@@ -63,24 +80,11 @@ class Seen:
     def settings(self, scenario: Scenario) -> None:
         """The choices of the configuration."""
         config = scenario.engine_config()
-        scheduler, cache = config.scheduler, config.cache
-        self.count("policy", f"{scheduler.schedule_policy.value}/{scheduler.kv_accounting}")
-        self.count("page size", str(cache.page_size))
-        for name, is_on in (
-            ("radix", cache.enable_radix),
-            ("chunk", scheduler.chunked_prefill_size is not None),
-            ("mixed", scheduler.enable_mixed_chunk),
-            ("priorities", scheduler.enable_priority_scheduling),
-            ("preemption", scheduler.enable_priority_preemption),
-            ("starvation limit", scheduler.starvation_limit_s is not None),
-            ("overtakes limit", scheduler.max_overtakes is not None),
-            ("prefill delay", scheduler.prefill_delay_max_passes is not None),
-            ("free rows delay", scheduler.min_free_rows is not None),
-            ("dynamic chunk", scheduler.target_step_ms is not None),
-            ("alignment", scheduler.truncation_align_size is not None),
-            ("falling clock", scenario.clock_falls),
-        ):
-            self.count("setting", f"{name} {'on' if is_on else 'off'}")
+        self.count("policy", f"{config.scheduler.schedule_policy.value}/{config.scheduler.kv_accounting}")
+        self.count("page size", str(config.cache.page_size))
+        for name, is_on in SETTINGS.items():
+            self.count("setting", f"{name} {'on' if is_on(config) else 'off'}")
+        self.count("setting", f"falling clock {'on' if scenario.clock_falls else 'off'}")
 
     def result(self) -> Counter[str]:
         """Everything so far."""
@@ -103,6 +107,7 @@ def _all() -> frozenset[str]:
     keys |= {f"abort:{phase}" for phase in (*PHASES, "in_flight/partly", "twice")}
     keys |= {f"policy:{policy.value}/{accounting}" for policy in Policy for accounting in ("reference", "exact")}
     keys |= {f"page size:{size}" for size in (1, 2, 16, 64)}
+    keys |= {f"setting:{name} {state}" for name in (*SETTINGS, "falling clock") for state in ("on", "off")}
     keys |= {"miss:prefill", "miss:decode", "refused:invalid", "refused:never_fits"}
     keys |= {"id:again", "id:still live", "arrival:in flight", "arrival:stayed away", "engine:idle", "clock:back"}
     keys |= {"end:refused/queue_timeout", "end:refused/displaced"}

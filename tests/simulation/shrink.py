@@ -26,7 +26,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "scheduler": {name: field.default for name, field in SchedulerConfig.model_fields.items()},
     "cache": {name: field.default for name, field in CacheConfig.model_fields.items()},
 }
-_KEPT = frozenset({"page_size", "num_pages"})
+#: Where small is simpler than the default.
+_SMALLEST = {"page_size": 1, "num_pages": 2, "max_running_requests": 1}
 
 
 class Shrinker:
@@ -50,8 +51,7 @@ class Shrinker:
             before = self.best
             self._fewer_ops()
             self._fewer_steps()
-            for simpler in (_simpler_ops, _simpler_world, _simpler_config):
-                self._greedy(simpler)
+            self._simpler()
             if self.best == before:
                 break
         return self.best
@@ -103,11 +103,11 @@ class Shrinker:
         if last + 1 < self.best.steps:
             self._accept(replace(self.best, steps=last + 1))
 
-    def _greedy(self, proposals: Callable[[Scenario], Iterator[Scenario]]) -> None:
-        """The proposals on the best so far, again from the first after each success."""
-        found = True
-        while found and not self.is_over:
-            found = any(self._accept(candidate) for candidate in proposals(self.best))
+    def _simpler(self) -> None:
+        """Each value of the scenario by itself towards its plain one, as far as it goes."""
+        for slot in _slots(self.best):
+            while not self.is_over and any(self._accept(candidate) for candidate in _simpler_at(self.best, slot)):
+                pass
 
 
 def _gaps(scenario: Scenario) -> list[int]:
@@ -125,60 +125,58 @@ def _with_gaps(scenario: Scenario, gaps: list[int]) -> Scenario:
     return replace(scenario, ops=tuple(ops), steps=at + 1 + max(0, tail))
 
 
-def _smaller(name: str, value: Any, plain: Any) -> Iterator[Any]:
-    """Simpler values of one field, simplest first."""
+#: (place, name): a field of the operation at a place, a setting of a section, or a field of the scenario itself.
+Slot = tuple[int | str | None, str]
+
+_PLAIN_OPS: dict[tuple[type, str], Any] = {
+    (Arrive, "own"): 1,
+    (Arrive, "max_new"): 1,
+    (Arrive, "ignore_eos"): True,
+    (Arrive, "priority"): None,
+    (Arrive, "routing_key"): None,
+}
+_PLAIN_WORLD: dict[str, Any] = {"tick_ns": 0, "step_ns": 1_000_000, "closing": "drain", "clock_falls": False}
+
+
+def _slots(scenario: Scenario) -> list[Slot]:
+    """Everything that may become simpler: the world, then the configuration, then the operations."""
+    world: list[Slot] = [(None, name) for name in _PLAIN_WORLD]
+    config: list[Slot] = [(section, name) for section, settings in scenario.config.items() for name in settings]
+    kept = {"at", "rid", "phase"}
+    ops: list[Slot] = [
+        (place, name) for place, op in enumerate(scenario.ops) for name in asdict(op) if name not in kept
+    ]
+    return world + config + ops
+
+
+def _simpler_at(scenario: Scenario, slot: Slot) -> Iterator[Scenario]:
+    """The scenario with simpler values at one slot, the simplest first."""
+    place, name = slot
+    match place:
+        case None:
+            for value in _towards(getattr(scenario, name), _PLAIN_WORLD[name]):
+                yield replace(scenario, **{name: value})
+        case str():
+            settings = scenario.config[place]
+            for value in _towards(settings[name], _SMALLEST.get(name, _DEFAULTS[place][name])):
+                yield replace(scenario, config={**scenario.config, place: {**settings, name: value}})
+        case int():
+            op = scenario.ops[place]
+            plain = _PLAIN_OPS.get((type(op), name), type(getattr(op, name))())
+            for value in _towards(getattr(op, name), plain):
+                ops: tuple[AnyOp, ...] = (
+                    *scenario.ops[:place],
+                    replace(op, **{name: value}),
+                    *scenario.ops[place + 1 :],
+                )
+                yield replace(scenario, ops=ops)
+
+
+def _towards(value: Any, plain: Any) -> Iterator[Any]:
+    """The plain value; for a number also half the way to it, and one step."""
     if value == plain:
         return
     yield plain
     if isinstance(value, int) and not isinstance(value, bool):
-        floor = plain if isinstance(plain, int) else 0
-        for smaller in (value // 2, value - 1):
-            if abs(smaller - floor) < abs(value - floor):
-                yield smaller
-
-
-def _simpler_ops(scenario: Scenario) -> Iterator[Scenario]:
-    """One field of one operation towards its default."""
-    for index, op in enumerate(scenario.ops):
-        for name, value in asdict(op).items():
-            if name in {"at", "rid", "phase"}:
-                continue
-            for smaller in _smaller(name, value, _PLAIN.get((type(op), name), 0)):
-                yield replace(scenario, ops=_at(scenario.ops, index, replace(op, **{name: smaller})))
-
-
-def _at(ops: tuple[AnyOp, ...], index: int, op: AnyOp) -> tuple[AnyOp, ...]:
-    return (*ops[:index], op, *ops[index + 1 :])
-
-
-_PLAIN: dict[tuple[type, str], Any] = {
-    (Arrive, "own"): 1,
-    (Arrive, "max_new"): 1,
-    (Arrive, "ignore_eos"): True,
-    (Arrive, "stops"): False,
-    (Arrive, "in_flight"): False,
-    (Arrive, "priority"): None,
-    (Arrive, "routing_key"): None,
-}
-
-
-def _simpler_world(scenario: Scenario) -> Iterator[Scenario]:
-    """Plain time, no closing rush."""
-    for changes in ({"tick_ns": 0}, {"step_ns": 1_000_000}, {"closing": "drain"}, {"clock_falls": False}):
-        name, value = next(iter(changes.items()))
-        if getattr(scenario, name) != value:
-            yield replace(scenario, **changes)
-
-
-def _simpler_config(scenario: Scenario) -> Iterator[Scenario]:
-    """One setting at its default; fewer pages, smaller pages, fewer rows."""
-    for section, settings in scenario.config.items():
-        for name, value in settings.items():
-            options: list[Any] = [] if name in _KEPT else [_DEFAULTS[section][name]]
-            if name in {"num_pages", "max_running_requests"}:
-                options = [value // 2, value - 1]
-            elif name == "page_size":
-                options = [1]
-            for option in options:
-                if option != value and not (isinstance(option, int) and option < 1 and not isinstance(option, bool)):
-                    yield replace(scenario, config={**scenario.config, section: {**settings, name: option}})
+        goal = plain if isinstance(plain, int) and abs(plain) < abs(value) else 0
+        yield from dict.fromkeys(((value + goal) // 2, value - 1 if value > goal else value + 1))
