@@ -21,7 +21,7 @@ from telemetry.metrics import MetricsSink
 from telemetry.readings import LIVES, life_reading, readings_of
 from telemetry.request_timeline import RequestTimeline
 from tests.builders import engine_config
-from tests.invariants.test_healthy_engines import MAX_STEPS, Job, configs, jobs
+from tests.workloads import JOBS, MAX_STEPS, Job, configs
 
 
 class TickingClock:
@@ -82,7 +82,7 @@ class Rig:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(config=configs(), work=jobs, responds=st.booleans())
+@given(config=configs(), work=JOBS, responds=st.booleans())
 def test_metrics_and_times_equal_the_second_books(config: EngineConfig, work: list[Job], responds: bool) -> None:
     rig = Rig(config, expects_responses=responds)
     todo = sorted(enumerate(work), key=lambda item: item[1].arrives)

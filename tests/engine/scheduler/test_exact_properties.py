@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from zlib import crc32
 
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
@@ -20,76 +17,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler.decision import ADMITTED, Guard, Overdraft
 from engine.scheduler.plan import StepKind
 from invariants import InvariantChecker
-from tests.builders import engine_config
-
-MAX_STEPS = 20_000
-
-
-@dataclass(frozen=True)
-class Job:
-    """One request: `shared` tokens from the start of one of two documents, `own` tokens that nobody has."""
-
-    arrives: int
-    document: int
-    shared: int
-    own: int
-    max_new: int
-    ignore_eos: bool
-    priority: int | None
-    aborted_after: int | None
-
-    def prompt(self, index: int) -> tuple[int, ...]:
-        common = [(100 * self.document + 7 * place) % 500 for place in range(self.shared)]
-        return (*common, *[crc32(f"{index}/{place}".encode()) % 500 for place in range(self.own)])
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> EngineConfig:
-    """Tiny pools, pages of 1 to 64, chunking and mixing on and off, tight ratios, alignment, preemption."""
-    page = draw(st.sampled_from([1, 2, 16, 64]))
-    chunk = draw(st.one_of(st.none(), st.integers(max(page, 8), 200)))
-    preempts = draw(st.booleans())
-    policies = ["fcfs", "lof"] if preempts else ["fcfs", "lpm", "shortest-prefill-first", "dfs-weight", "hrrn", "lof"]
-    policy = draw(st.sampled_from(policies))
-    align = None if chunk is None else draw(st.sampled_from([None, None, page, 3 * page]))
-    if align is not None and align > (chunk or 0):
-        align = None
-    radix = policy == "shortest-prefill-first" or draw(st.booleans())
-    return engine_config(
-        kv_accounting="exact",
-        page_size=page,
-        num_pages=max(3, draw(st.integers(60, 500)) // page),
-        enable_radix=radix,
-        chunked_prefill_size=chunk,
-        truncation_align_size=align,
-        max_prefill_tokens=max(page, align or 0, draw(st.sampled_from([32, 64, 300, 8192]))),
-        enable_mixed_chunk=draw(st.booleans()),
-        max_running_requests=draw(st.sampled_from([1, 2, 4, 16])),
-        prefill_max_requests=draw(st.sampled_from([None, None, 1, 3])),
-        schedule_policy=policy,
-        schedule_conservativeness=draw(st.sampled_from([0.01, 0.3, 1.0])),
-        clip_max_new_tokens=draw(st.sampled_from([1, 16, 4096])),
-        enable_priority_scheduling=preempts,
-        enable_priority_preemption=preempts,
-        priority_preemption_threshold=1,
-    )
-
-
-JOBS = st.lists(
-    st.builds(
-        Job,
-        arrives=st.integers(0, 40),
-        document=st.integers(1, 2),
-        shared=st.integers(0, 150),
-        own=st.integers(1, 150),
-        max_new=st.integers(1, 80),
-        ignore_eos=st.booleans(),
-        priority=st.sampled_from([None, 0, 5, 9]),
-        aborted_after=st.one_of(st.none(), st.none(), st.integers(0, 30)),
-    ),
-    min_size=1,
-    max_size=14,
-)
+from tests.workloads import JOBS, MAX_STEPS, Job, configs
 
 
 class Watch:
@@ -134,7 +62,7 @@ class Watch:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(config=configs(), work=JOBS)
+@given(config=configs(accounting="exact"), work=JOBS)
 def test_no_miss_no_overdraft_and_everyone_ends(config: EngineConfig, work: list[Job]) -> None:
     watch = Watch(config)
     engine = LLMEngine(config, executor=SimulatedExecutor(config), clock=VirtualClock(), sink=watch)
