@@ -145,7 +145,7 @@ def test_an_id_that_the_engine_does_not_know_is_said_to_be_unknown(page: Page) -
     assert "does not know &lt;b&gt;nobody&lt;/b&gt;" in texts(at)
 
 
-def test_pause_freezes_every_panel_at_one_moment(
+def test_fr_47_pause_freezes_every_panel_at_one_moment(
     page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = page().run()
@@ -190,7 +190,7 @@ def test_every_view_of_an_engine_that_never_answered_names_it(view: str, monkeyp
     assert "admitscope serve" in texts(at)
 
 
-def test_an_engine_that_goes_away_leaves_its_last_numbers_and_comes_back(
+def test_fr_48_an_engine_that_goes_away_leaves_its_last_numbers_and_comes_back(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dashboard.feed.Feed._is_fresh", lambda *_: False)
@@ -215,7 +215,7 @@ def test_violations_and_a_loop_that_stands_still_are_said_aloud(page: Page, engi
     assert component(at, "pulse")["warning"] == ["2 violations of invariants.", "KV-1 (2)"]
 
 
-def test_a_session_keeps_nothing_that_grows(page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fr_46_a_session_keeps_nothing_that_grows(page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dashboard.feed.Feed._is_fresh", lambda *_: False)
     at = page().run()
     keys = set(at.session_state._state.filtered_state)

@@ -107,7 +107,7 @@ def test_each_waiting_request_shows_its_reason(stage: Stage, visitor: Visitor) -
     expect(row.locator("td.bar")).to_contain_text("s")
 
 
-def test_choice_filter_order_and_view_survive_refreshes(stage: Stage, visitor: Visitor) -> None:
+def test_fr_47_choice_filter_order_and_view_survive_refreshes(stage: Stage, visitor: Visitor) -> None:
     if stage.engine is None:
         pytest.skip("needs an engine whose queue never empties")
     visit = visitor()
@@ -133,7 +133,7 @@ def test_choice_filter_order_and_view_survive_refreshes(stage: Stage, visitor: V
     expect(visit.page.locator(".st-key-queue tbody tr[data-id]").first).to_be_visible()
 
 
-def test_another_pace_stays(stage: Stage, visitor: Visitor) -> None:
+def test_fr_47_another_pace_stays(stage: Stage, visitor: Visitor) -> None:
     visit = visitor()
     visit.open(stage.url)
     box = visit.page.locator(".st-key-interval_box input")
@@ -231,7 +231,7 @@ def test_a_request_is_explained_by_click_and_by_typed_id(stage: Stage, visitor: 
     visit.page.get_by_text("Click a request, or type its id").wait_for()
 
 
-def test_pause_stops_every_panel_and_resuming_continues(stage: Stage, visitor: Visitor) -> None:
+def test_fr_47_pause_stops_every_panel_and_resuming_continues(stage: Stage, visitor: Visitor) -> None:
     visit = visitor()
     visit.open(stage.url)
     pause = visit.page.locator(".st-key-pause_box label").first
@@ -247,7 +247,7 @@ def test_pause_stops_every_panel_and_resuming_continues(stage: Stage, visitor: V
     visit.wait_for_step_after(step)
 
 
-def test_a_gone_engine_is_said_aloud_and_its_return_needs_no_reload(visitor: Visitor, tmp_path: Path) -> None:
+def test_fr_48_a_gone_engine_is_said_aloud_and_its_return_needs_no_reload(visitor: Visitor, tmp_path: Path) -> None:
     if REAL_PAGE:
         pytest.skip("needs an engine that may be stopped")
     engine = warmed(200)
@@ -268,7 +268,7 @@ def test_a_gone_engine_is_said_aloud_and_its_return_needs_no_reload(visitor: Vis
                 visit.page.wait_for_function("document.documentElement.dataset.admitscope === 'live'")
 
 
-def test_a_page_whose_dashboard_died_does_not_look_alive(browser: Browser, tmp_path: Path) -> None:
+def test_fr_48_a_page_whose_dashboard_died_does_not_look_alive(browser: Browser, tmp_path: Path) -> None:
     if REAL_PAGE:
         pytest.skip("needs a dashboard that may be stopped")
     context = browser.new_context(viewport={"width": 1440, "height": 900})

@@ -156,7 +156,7 @@ def test_a_slot_in_which_nothing_was_observed_draws_no_point() -> None:
     assert frames.quantile_frame(frame, "tbt").empty
 
 
-def test_a_series_never_has_more_than_600_points() -> None:
+def test_fr_49_a_series_never_has_more_than_600_points() -> None:
     points = tuple(o.LatencyPoint(t_wall_s=float(i), waiting=i) for i in range(1000))
     frame = frames.latency_frame(o.LatencyAnswer(**HEAD, slot_s=1.0, points=points))
     assert len(frame) == frames.MAX_POINTS == 600

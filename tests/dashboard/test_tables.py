@@ -124,7 +124,7 @@ def test_the_page_map_counts_every_page_in_its_legend(engine: FakeEngine, mode: 
     assert data["chosen"] == 5
 
 
-def test_a_large_pool_travels_in_under_300_kb_by_state() -> None:
+def test_fr_49_a_large_pool_travels_in_under_300_kb_by_state() -> None:
     pages = FakeEngine(num_pages=100_000, busy=False).answer("/observe/pages", {})
     assert pages.num_pages > OWNERS_ALWAYS_BELOW
     assert len(json.dumps(page_map_data(pages, LIGHT, mode="state", chosen=None))) < 300_000

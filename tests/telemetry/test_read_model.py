@@ -209,7 +209,7 @@ def test_a_pass_shows_the_ledgers_of_each_candidate() -> None:
     assert row.prefill_tokens == 96
 
 
-def test_memory_is_bounded_by_steps_finished_requests_and_seconds() -> None:
+def test_fr_49_memory_is_bounded_by_steps_finished_requests_and_seconds() -> None:
     watched = Watched(engine_config(num_pages=100, page_size=16))
     for at in range(KEPT_FINISHED + 40):
         watched.run.add(f"r{at}", 4, 2)
