@@ -130,17 +130,28 @@ def _first_difference(sound: list[Digest], broken: list[Digest]) -> int | None:
     return (broken[len(sound)] if len(broken) > len(sound) else sound[len(broken)])[0]
 
 
+class _NoPatch(pytest.MonkeyPatch):
+    """Lets the function of a fault prepare its run, and break nothing."""
+
+    def setattr(self, *_args: object, **_kwargs: object) -> None:
+        """Leave everything as it is."""
+
+
 class Measure:
-    """Measures faults; runs without fault are made once for each configuration."""
+    """Measures faults; runs without a fault are shared as far as they are the same."""
 
     def __init__(self) -> None:
         self._sound: dict[str, Witness] = {}
 
     def sound(self, fault: Fault) -> Witness:
-        """The same run without the fault."""
-        key = repr(sorted(fault.settings.items()))
+        """The same run without the fault. Raises AssertionError when laws break in it all the same."""
+        engine = fault.engine
+        key = repr(sorted(fault.settings.items())) + (fault.name if engine is not None else "")
         if key not in self._sound:
-            self._sound[key] = _run(Fault(fault.law, "none", settings=fault.settings), audits=True)
+            prepare = None if engine is None else lambda run, _patch: engine(run, _NoPatch())
+            witness = _run(Fault(fault.law, "none", engine=prepare, settings=fault.settings), audits=True)
+            assert not witness.told, f"{fault.name}: its preparation breaks {witness.told[0]}"
+            self._sound[key] = witness
         return self._sound[key]
 
     def of(self, fault: Fault) -> Caught:
