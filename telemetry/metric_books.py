@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
+from math import floor
 from typing import Protocol
 
 from engine.errors import RefusalCause
@@ -18,13 +19,14 @@ class Books:
 
     def __init__(self, families: tuple[Metric, ...]) -> None:
         self.at: dict[tuple[str, str], int] = {}
-        self.bounds: dict[int, list[float]] = {}
+        #: Bounds in stored units, as whole numbers: an observation is one, and two ints compare quicker.
+        self.bounds: dict[int, list[int]] = {}
         size = 0
         for metric in families:
             for value in metric.values:
                 self.at[metric.name, value] = size
                 if metric.kind == "histogram":
-                    self.bounds[size] = [bound * metric.scale for bound in metric.bounds]
+                    self.bounds[size] = [floor(bound * metric.scale) for bound in metric.bounds]
                 size += metric.width
         self.cells = [0] * size
         #: Increments below zero: dropped, because a counter must not fall, and counted.

@@ -8,7 +8,7 @@ count (checker, sinks) is asked for at scrape time, by `telemetry.exposition`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.clock import Clock
 from engine.config import EngineConfig
@@ -25,6 +25,7 @@ from engine.events import (
     StepPlanned,
 )
 from engine.scheduler.decision import ADMITTED
+from engine.scheduler.plan import StepKind
 from invariants.members import FINISHED, WAITING
 from telemetry.metric_books import Books, FrontEndMetrics
 from telemetry.metric_catalog import CATALOG, FRONT_END, KV_STATES, LEDGERS, NS, PHASES, LiveState
@@ -34,6 +35,15 @@ from telemetry.timeline import TimelineTracker
 
 #: Width of a page id in PagesMoved.
 PAGE_ID_BYTES: Final = 4
+
+
+class _StepCells(NamedTuple):
+    """Cells of one kind of step."""
+
+    steps: int
+    seconds: int
+    tokens: int
+    requests: int
 
 
 class MetricsSink:
@@ -67,6 +77,21 @@ class MetricsSink:
         self._blocker_cell = at["waiting_by_blocker", BLOCKERS[0]]
         self._waited_cell = at["waiting_request_seconds_total", BLOCKERS[0]]
         self._state_cell = at["requests", LiveState.WAITING]
+        families = ("steps_total", "step_seconds", "step_tokens", "step_requests")
+        self._step_cells = {kind: _StepCells(*(at[name, kind] for name in families)) for kind in StepKind}
+        self._plan_cell = at["plan_seconds", ""]
+        self._tokens_cell = at["generation_tokens_total", ""]
+        self._heartbeat_cell = at["heartbeat_timestamp_seconds", ""]
+        self._ratio_cell = at["new_token_ratio", ""]
+        self._promised_cell = at["promised_pages", ""]
+        self._waiting_tokens_cell = at["waiting_tokens", ""]
+        # And of those that every request writes.
+        self._reason_cells = {value: cell for (name, value), cell in at.items() if name == "admissions_total"}
+        self._computed_cell = at["selected_tokens_total", "computed"]
+        self._cached_cell = at["selected_tokens_total", "cached"]
+        self._chunk_cell = at["chunk_tokens", ""]
+        self._queue_cell = at["queue_time_seconds", ""]
+        self._prompt_cells = at["prompt_tokens_total", "cached"], at["prompt_tokens_total", "computed"]
         self._gap_cell = at["inter_token_latency_seconds", ""]
         #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
         self.oldest_waiting_ns: int | None = None
@@ -95,27 +120,31 @@ class MetricsSink:
 
     def emit(self, event: AnyEvent) -> None:
         """Count one event."""
-        kind = type(event)
-        if kind is PagesMoved:
-            self._moved(event)  # type: ignore[arg-type]
-            return
-        if kind is LockChanged:
-            return
-        if kind is AdmissionDecided:
-            self._decided(event)  # type: ignore[arg-type]  # `kind is` does not narrow, and is the fastest test
-        self._timeline.apply(event)
-        if kind is StepPlanned:
-            self._planned(event)  # type: ignore[arg-type]
-        elif kind is StepCompleted:
-            self._completed(event)  # type: ignore[arg-type]
-        elif kind is RequestTransitioned:
-            self._transitioned(event)  # type: ignore[arg-type]
-        elif kind is RequestArrived:
-            self._arrived(event)  # type: ignore[arg-type]
-        elif kind is ResponseSent:
+        timeline = self._timeline
+        if isinstance(event, PagesMoved):
+            self._moved(event)
+        elif isinstance(event, LockChanged):
+            pass
+        elif isinstance(event, RequestTransitioned):
+            timeline.transitioned(event)
+            self._transitioned(event)
+        elif isinstance(event, AdmissionDecided):
+            self._decided(event)
+            timeline.decided(event)
+        elif isinstance(event, StepPlanned):
+            timeline.planned(event)
+            self._planned(event)
+        elif isinstance(event, StepCompleted):
+            timeline.completed(event)
+            self._completed(event)
+        elif isinstance(event, RequestArrived):
+            timeline.arrived(event)
+            self._arrived(event)
+        elif isinstance(event, ResponseSent):
+            timeline.responded(event)
             self._publish(event.t_ns)
-        elif kind is EngineStarted:
-            self._started(event)  # type: ignore[arg-type]
+        elif isinstance(event, EngineStarted):
+            self._started(event)
 
     def _set(self, name: str, value: int, label: str = "") -> None:
         self._books.cells[self._books.at[name, label]] = value
@@ -156,26 +185,28 @@ class MetricsSink:
         self._publish(event.t_ns)
 
     def _add_waiting_tokens(self, tokens: int) -> None:
-        self._books.cells[self._books.at["waiting_tokens", ""]] += tokens
+        self._books.cells[self._waiting_tokens_cell] += tokens
 
     def _transitioned(self, event: RequestTransitioned) -> None:
         if event.target is FINISHED:
             if event.source is WAITING:
                 # It leaves between two steps, and the next plan may be long in coming.
                 self._add_waiting_tokens(-event.prompt_len - event.output_len)
-            self._publish(event.t_ns)
+            if not self._timeline.in_step:  # else the end of the step publishes
+                self._publish(event.t_ns)
 
     def _decided(self, event: AdmissionDecided) -> None:
-        self._add("admissions_total", 1, event.reason)
+        books = self._books
+        books.cells[self._reason_cells[event.reason]] += 1
         for overdraft in event.overdrafts:
             self._add("overdrafts_total", 1, overdraft)
         if event.reason not in ADMITTED:
             return
         self._admitted_step = event.step
-        self._add("selected_tokens_total", event.selected_extend, "computed")
+        books.add(self._computed_cell, event.selected_extend)
         if not event.is_continuation:
-            self._add("selected_tokens_total", event.prefix_len, "cached")
-        self._observe("chunk_tokens", event.selected_extend)
+            books.add(self._cached_cell, event.prefix_len)
+        books.observe(self._chunk_cell, event.selected_extend)
         clipped = event.candidate_extend - event.selected_extend
         if clipped > 0:
             # Only the chunk ledger cuts: a request that another ledger cannot hold is refused, not cut.
@@ -209,9 +240,10 @@ class MetricsSink:
             self._add("kv_claim_failures_total", 1, "prefill" if self._admitted_step == event.step else "decode")
         if event.evicted_pages:
             self._add("kv_pages_evicted_total", event.evicted_pages)
-        self._set("new_token_ratio", round(event.new_token_ratio * NS))
-        self._set("promised_pages", round(1000 * event.promised_tokens / self._page_size))
-        self._set("waiting_tokens", event.waiting_tokens)
+        cells = self._books.cells
+        cells[self._ratio_cell] = round(event.new_token_ratio * NS)
+        cells[self._promised_cell] = round(1000 * event.promised_tokens / self._page_size)
+        cells[self._waiting_tokens_cell] = event.waiting_tokens
         self._pages(event.pages)
 
     def _moved(self, event: PagesMoved) -> None:
@@ -225,20 +257,22 @@ class MetricsSink:
         self._books.cells[at : at + len(KV_STATES)] = pages
 
     def _completed(self, event: StepCompleted) -> None:
-        kind, times, plan = event.kind, event.times, self._plan
-        self._add("steps_total", 1, kind)
-        self._observe("step_seconds", times.applied_ns - times.started_ns, kind)
-        self._observe("plan_seconds", times.planned_ns - times.plan_from_ns)
+        times, plan, books = event.times, self._plan, self._books
+        cell = self._step_cells[event.kind]
+        books.cells[cell.steps] += 1
+        books.observe(cell.seconds, times.applied_ns - times.started_ns)
+        books.observe(self._plan_cell, times.planned_ns - times.plan_from_ns)
         self._phases(event)
         if plan is not None and plan.step == event.step:
             tokens = len(plan.decodes)
             for row in plan.prefills:
                 tokens += row.extend_len
-            self._observe("step_tokens", tokens, kind)
-            self._observe("step_requests", len(plan.prefills) + len(plan.decodes), kind)
-        self._add("generation_tokens_total", 0 if event.failed else len(event.rows))
+            books.observe(cell.tokens, tokens)
+            books.observe(cell.requests, len(plan.prefills) + len(plan.decodes))
+        if not event.failed:
+            books.cells[self._tokens_cell] += len(event.rows)
         self._pages(event.pages)
-        self._set("heartbeat_timestamp_seconds", event.t_ns + self._wall_offset_ns)
+        books.cells[self._heartbeat_cell] = event.t_ns + self._wall_offset_ns
         for rid, t_ns in self.front_end.take_first_bytes():
             self._timeline.first_byte(rid, t_ns)
         self._publish(event.t_ns)
@@ -285,20 +319,21 @@ class MetricsSink:
         )
         self.oldest_waiting_ns = queue.oldest_ns()
         if not waiting:
-            self._set("waiting_tokens", 0)
+            cells[self._waiting_tokens_cell] = 0
         if not timeline.live:
-            self._set("promised_pages", 0)
+            cells[self._promised_cell] = 0
         if self._idle_since_ns is None and not timeline.live:
             self._idle_since_ns = t_ns
         self._published = tuple(cells)
 
     def on_admitted(self, request: RequestTimeline) -> None:
+        books, (found, computed) = self._books, self._prompt_cells
         queue_ns = request.queue_ns
         if queue_ns is not None:
-            self._observe("queue_time_seconds", queue_ns)
+            books.observe(self._queue_cell, queue_ns)
         cached = request.cached_len or 0
-        self._add("prompt_tokens_total", cached, "cached")
-        self._add("prompt_tokens_total", request.prompt_len - cached, "computed")
+        books.add(found, cached)
+        books.add(computed, request.prompt_len - cached)
 
     def on_first_token(self, request: RequestTimeline) -> None:
         self._observe("request_chunks", len(request.chunks))

@@ -55,12 +55,18 @@ class Chunk:
         self.applied_ns: int | None = None
 
 
+#: For who keeps no detail; they hold nothing. An empty deque has room for 64, so each request would pay for 128.
+_NO_DECISIONS: Final[deque[AdmissionDecided]] = deque(maxlen=0)
+_NO_SPANS: Final[deque[Held]] = deque(maxlen=0)
+
+
 class RequestTimeline:
     """What is known about one request. Times in nanoseconds of the engine clock.
 
     parts      indexed like TTFT_PARTS; closed at the first token, but for `emit`
     blockers   indexed like BLOCKERS; waiting and refused continuation before the first token
     late_blockers  the same for waiting after the first token (retracted while decoding)
+    decisions  examinations, the latest KEPT; like `held`, nothing without `keep_detail`
     held       each closed stretch of waiting, the latest KEPT
     token_ns   when each token was applied; complete only after `TimelineTracker.settle_tokens`
     """
@@ -110,7 +116,7 @@ class RequestTimeline:
         "ttft_ns",
     )
 
-    def __init__(self, event: RequestArrived) -> None:
+    def __init__(self, event: RequestArrived, *, keep_detail: bool = True) -> None:
         self.rid = event.rid
         self.prompt_len = event.prompt_len
         self.max_new_tokens = event.max_new_tokens
@@ -137,9 +143,9 @@ class RequestTimeline:
         self.pass_at_entry = 0
         self.reason: Reason | None = None
         self.decided: AdmissionDecided | None = None
-        self.decisions: deque[AdmissionDecided] = deque(maxlen=KEPT)
+        self.decisions: deque[AdmissionDecided] = deque(maxlen=KEPT) if keep_detail else _NO_DECISIONS
         self.decisions_left_out = 0
-        self.held: deque[Held] = deque(maxlen=KEPT)
+        self.held: deque[Held] = deque(maxlen=KEPT) if keep_detail else _NO_SPANS
         self.chunks: list[Chunk] = []
         self.admitted_ns: int | None = None
         self.first_token_ns: int | None = None

@@ -100,19 +100,23 @@ class TimelineTracker:
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event."""
-        kind = type(event)
-        if kind is AdmissionDecided:
-            self._decided(event)  # type: ignore[arg-type]  # `kind is` does not narrow, and is much the fastest test
-        elif kind is StepPlanned:
-            self._planned(event)  # type: ignore[arg-type]
-        elif kind is StepCompleted:
-            self._completed(event)  # type: ignore[arg-type]
-        elif kind is RequestTransitioned:
-            self._transitioned(event)  # type: ignore[arg-type]
-        elif kind is RequestArrived:
-            self._arrived(event)  # type: ignore[arg-type]
-        elif kind is ResponseSent:
-            self._response(event)  # type: ignore[arg-type]
+        if isinstance(event, AdmissionDecided):
+            self.decided(event)
+        elif isinstance(event, StepPlanned):
+            self.planned(event)
+        elif isinstance(event, StepCompleted):
+            self.completed(event)
+        elif isinstance(event, RequestTransitioned):
+            self.transitioned(event)
+        elif isinstance(event, RequestArrived):
+            self.arrived(event)
+        elif isinstance(event, ResponseSent):
+            self.responded(event)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step was planned and has not come back yet."""
+        return bool(self._plans)
 
     def first_byte(self, rid: str, t_ns: int) -> None:
         """The server wrote the first byte of a response; earlier news than ResponseSent, which comes at the end."""
@@ -130,14 +134,16 @@ class TimelineTracker:
             request.token_ns.extend(self._times[request.run_from - self._base :])
             request.run_from = end
 
-    def _arrived(self, event: RequestArrived) -> None:
-        request = RequestTimeline(event)
+    def arrived(self, event: RequestArrived) -> None:
+        """A new request, in the queue."""
+        request = RequestTimeline(event, keep_detail=self._keep_detail)
         self.live[event.rid] = request
         request.mark(INTAKE, event.t_ns)
         request.phase = QUEUE
         self.queue.enter(request, event.t_ns)
 
-    def _transitioned(self, event: RequestTransitioned) -> None:
+    def transitioned(self, event: RequestTransitioned) -> None:
+        """A request changed state."""
         request = self.live.get(event.rid)
         if request is None:
             return
@@ -192,7 +198,8 @@ class TimelineTracker:
         else:
             self._close(request)
 
-    def _decided(self, event: AdmissionDecided) -> None:
+    def decided(self, event: AdmissionDecided) -> None:
+        """A pass examined a request."""
         self._decisions.append(event)
         request = self.live.get(event.rid)
         if request is None:
@@ -203,7 +210,8 @@ class TimelineTracker:
             request.decisions_left_out += len(request.decisions) == KEPT
             request.decisions.append(event)
 
-    def _planned(self, event: StepPlanned) -> None:
+    def planned(self, event: StepPlanned) -> None:
+        """A step was committed."""
         self._flush_closing()
         decisions, self._decisions = self._decisions, []
         if event.kind is not IDLE_STEP:
@@ -245,7 +253,8 @@ class TimelineTracker:
                     blocker = CHUNK if no_slice else OF_REASON.get(decision.reason, KV_NOW)
                     self.queue.refuse_continuation(request, blocker, decision.reason, t_ns)
 
-    def _completed(self, event: StepCompleted) -> None:
+    def completed(self, event: StepCompleted) -> None:
+        """A step is over."""
         plan = self._plans.pop(event.step, None)
         times = event.times
         launched, ready = times.launched_ns or event.t_ns, times.ready_ns or event.t_ns
@@ -356,7 +365,8 @@ class TimelineTracker:
                 del self.emitting[next(iter(self.emitting))]
         self._listener.on_finished(request)
 
-    def _response(self, event: ResponseSent) -> None:
+    def responded(self, event: ResponseSent) -> None:
+        """The HTTP layer is done with a response."""
         request = self.live.get(event.rid) or self.emitting.pop(event.rid, None)
         if request is None:
             return
