@@ -387,4 +387,5 @@ def explain(model: ReadModel, head: Head, rid: str) -> Explanation | None:
     detail = request(model, head, rid)
     if detail is None:
         return None
-    return Explanation(**_head(head), rid=rid, sentences=sentences(detail))
+    before = model.tracker.queue.in_order()[: detail.queue.position] if detail.queue is not None else ()
+    return Explanation(**_head(head), rid=rid, sentences=sentences(detail, tuple(each.rid for each in before)))

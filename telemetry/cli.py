@@ -8,8 +8,10 @@ server that was not let finish what it had accepted).
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from engine.errors import AdmitscopeError
 from telemetry.settings import (
@@ -20,6 +22,7 @@ from telemetry.settings import (
     ExplainCommand,
     ReplayCommand,
     ServeCommand,
+    TopCommand,
     parse,
 )
 
@@ -66,6 +69,8 @@ def run(command: Command) -> int:
             return serve(command)
         case ExplainCommand():
             return _explain(command)
+        case TopCommand():
+            return _top(command)
         case ReplayCommand():
             return _replay(command)
         case CheckCommand():
@@ -85,13 +90,41 @@ def run(command: Command) -> int:
 def _explain(command: ExplainCommand) -> int:
     from telemetry.explain import UnknownRequest, explain
 
+    if command.journal.startswith(("http://", "https://")):
+        return _explain_live(command)
     try:
-        explanation = explain(command.journal, command.rid)
+        explanation = explain(Path(command.journal), command.rid)
     except UnknownRequest as error:
         print(f"admitscope: {error}", file=sys.stderr)
         return 1
     print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text())
     return 0
+
+
+def _explain_live(command: ExplainCommand) -> int:
+    from telemetry.client import LiveSource, SourceError
+
+    with LiveSource(command.journal, os.environ.get("ADMITSCOPE_API_KEY")) as source:
+        try:
+            explanation = source.explain(command.rid)
+        except SourceError as error:
+            print(f"admitscope: {error}", file=sys.stderr)
+            return 1
+    if explanation is None:
+        print(f"admitscope: {command.rid}: no live or recently finished request has this id", file=sys.stderr)
+        return 1
+    print(explanation.model_dump_json(indent=1) if command.json_output else "\n".join(explanation.sentences))
+    return 0
+
+
+def _top(command: TopCommand) -> int:
+    from rich.console import Console
+
+    from telemetry.client import LiveSource
+    from telemetry.top import run_top
+
+    with LiveSource(command.url, os.environ.get("ADMITSCOPE_API_KEY")) as source:
+        return run_top(command, source, Console())
 
 
 def _check(command: CheckCommand) -> int:

@@ -26,8 +26,28 @@ _MEANING: Final = {
 _IN_REQUESTS: Final = frozenset({"rows", "prefill_max"})
 
 
-def sentences(detail: RequestDetail) -> tuple[str, ...]:
-    """A life in order of time; the present state last."""
+#: What would have to change for a request that this blocker holds, for those who ask what to do.
+_REMEDY: Final = {
+    "compute": "The next step has a new budget of max_prefill_tokens; prompts before it take theirs first.",
+    "chunk": "The next step has a new slice of chunked_prefill_size; decode rows and earlier prompts go first.",
+    "kv_now": "Pages come free when a running request ends, or a cached prefix that nobody holds is evicted.",
+    "kv_total": (
+        "It is admitted once a running request ends or has less left to generate; a lower max_tokens, a lower "
+        "schedule_conservativeness or a larger pool would admit it sooner."
+    ),
+    "rows": "It is admitted once a running request ends, or with a larger max_running_requests.",
+    "chunk_slot": "It is admitted after the last piece of the other prompt, or with a larger chunked_prefill_size.",
+    "order": "It is looked at once the passes get past those before it.",
+    "cold_prefix": "One step later the prefix is cached and it computes that much less.",
+    "engine_busy": "It is looked at as soon as the step in progress is over.",
+    "delay": "It is looked at once the delay ends, which is configured.",
+    "prefill_max": "The next step takes as many prompts again, or more with a larger prefill_max_requests.",
+}
+_AHEAD_SHOWN: Final = 3
+
+
+def sentences(detail: RequestDetail, ahead: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """A life in order of time; the present state last. `ahead`: who is before it in the queue, from the head."""
     request, timeline = detail.request, detail.timeline
     size = f"a prompt of {request.prompt_len} tokens, asking for at most {request.max_new_tokens} new ones"
     lines = [f"Request {request.rid} arrived with {size}."]
@@ -43,7 +63,7 @@ def sentences(detail: RequestDetail) -> tuple[str, ...]:
             f"{_span(request.tbt_max_s)} at worst."
         )
     if detail.queue is not None:
-        lines.append(_now(detail.queue))
+        lines += _now(detail.queue, timeline, ahead)
     elif request.finish is not None and request.duration_s is not None:
         lines.append(f"It ended after {_span(request.duration_s)} with {request.outputs} tokens: {request.finish}.")
     return tuple(lines)
@@ -86,14 +106,28 @@ def _first_token(timeline: Timeline) -> str:
     return f"Its first token came after {_span((until or 0) / 1e9)}: {parts}."
 
 
-def _now(entry: QueueEntry) -> str:
+def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...]) -> list[str]:
+    """Where it waits, since when, for what, need and have, who is ahead, and what would have to change."""
     line = f"It is waiting now, at place {entry.position}, for {_span(entry.age_s)}: {_MEANING[entry.blocker]}"
     if entry.blocker == "order" and entry.reason is not None:
         line += f"; the last pass ended at {entry.who_stopped or 'the queue'} with {entry.reason}"
     if entry.need is not None and entry.have is not None:
         unit = "requests" if entry.blocker in _IN_REQUESTS else "tokens"
         line += f"; it needs {amount(entry.need)} and there are {amount(entry.have)} {unit}"
-    return line + "."
+        if entry.need > entry.have:
+            line += f", {amount(entry.need - entry.have)} too few"
+    lines = [line + "."]
+    if timeline.waits and timeline.waits[-1].blocker == entry.blocker:
+        stretch = timeline.waits[-1]
+        held = _span((stretch.end_ns - stretch.start_ns) / 1e9)
+        lines.append(f"That has held it for {held}, over {times(stretch.passes, 'pass', 'passes')}.")
+    if ahead:
+        more = f" and {len(ahead) - _AHEAD_SHOWN} more" if len(ahead) > _AHEAD_SHOWN else ""
+        lines.append(f"Ahead of it: {', '.join(ahead[:_AHEAD_SHOWN])}{more}.")
+    if entry.times_passed_over:
+        lines.append(f"Later ones were admitted before it {times(entry.times_passed_over, 'time', 'times')}.")
+    lines.append(_REMEDY[entry.blocker])
+    return lines
 
 
 def _span(seconds: float) -> str:

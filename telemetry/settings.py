@@ -11,7 +11,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -106,15 +106,17 @@ class _Command(BaseModel):
 
 
 class ExplainCommand(_Command):
-    """Tell the life of one request from a journal: why it waited, for whom, what it was promised. With numbers.
+    """Tell the life of one request: why it waits or waited, for whom, what it was promised. With numbers.
 
     examples:
-      admitscope explain journals/RUN.jsonl chatcmpl-42
+      admitscope explain http://127.0.0.1:8000 chatcmpl-42      of a running engine, now
+      admitscope explain journals/RUN.jsonl chatcmpl-42         of a recorded run
       admitscope explain journals/RUN.jsonl chatcmpl-42 --json
     """
 
-    journal: CliPositionalArg[Path]
-    """The first file of a journal; later parts of the run are found beside it."""
+    journal: CliPositionalArg[str]
+    """The first file of a journal (later parts of the run are found beside it), or the URL of a running engine, whose
+    key, if it has one, is in ADMITSCOPE_API_KEY."""
     rid: CliPositionalArg[str]
     """The request's id: the `id` of its answer."""
     json_output: bool = Field(False, alias="json")
@@ -160,6 +162,32 @@ class CheckCommand(_Command):
     """Violations to print; all are counted."""
     json_output: bool = Field(False, alias="json")
     """Print one JSON object instead of sentences."""
+
+
+TopSort = Literal["place", "age", "queue", "prompt", "outputs", "gap", "passed", "retractions"]
+
+
+class TopCommand(_Command):
+    """A live table of waiting and running requests: who waits for which limit, need and have, who is ahead.
+
+    The key of an engine that has one is in ADMITSCOPE_API_KEY.
+
+    examples:
+      admitscope top                                      the engine on 127.0.0.1:8000, until Ctrl-C
+      admitscope top http://10.0.0.5:8000 --sort passed
+      admitscope top --once                               one table, for a log or a ticket
+    """
+
+    url: CliPositionalArg[Annotated[str, Field(pattern=r"^https?://[^/\s]+")]] = "http://127.0.0.1:8000"
+    """Where the engine listens: http://… or https://…"""
+    sort: TopSort = "place"
+    """By place in the queue; or largest first: age, time queued, prompt or output tokens, worst gap, passed over."""
+    limit: int = Field(40, ge=1, le=5_000)
+    """Rows to show."""
+    interval_s: float = Field(1.0, ge=0.1, le=60)
+    """Seconds between two looks."""
+    once: bool = False
+    """Print one table and end."""
 
 
 class DashboardCommand(_Command):
@@ -210,7 +238,7 @@ class DemoCommand(_Command):
     """Of arrivals and questions."""
 
 
-Command = ServeCommand | ExplainCommand | ReplayCommand | CheckCommand | DashboardCommand | DemoCommand
+Command = ServeCommand | ExplainCommand | TopCommand | ReplayCommand | CheckCommand | DashboardCommand | DemoCommand
 
 
 class Root(BaseSettings):
@@ -219,6 +247,7 @@ class Root(BaseSettings):
     start here:
       admitscope demo --duration 60       a model, a load and a dashboard on this machine, for a minute
       admitscope serve                    an OpenAI-compatible API on 127.0.0.1:8000
+      admitscope top                      who waits, for which limit, and who runs
       admitscope explain JOURNAL RID      why that request was late
       admitscope check JOURNAL            whether every law of the engine held in that run
 
@@ -238,6 +267,7 @@ class Root(BaseSettings):
 
     serve: CliSubCommand[ServeCommand]
     explain: CliSubCommand[ExplainCommand]
+    top: CliSubCommand[TopCommand]
     replay: CliSubCommand[ReplayCommand]
     check: CliSubCommand[CheckCommand]
     dashboard: CliSubCommand[DashboardCommand]

@@ -182,7 +182,7 @@ def test_each_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_other_commands() -> None:
-    assert parse(["explain", "j", "r1", "--json"]) == ExplainCommand(journal=Path("j"), rid="r1", json=True)
+    assert parse(["explain", "j", "r1", "--json"]) == ExplainCommand(journal="j", rid="r1", json=True)
     assert parse(["replay", "j"]) == ReplayCommand(journal=Path("j"))
     assert parse(["check", "j", "--until-seq", "9"]) == CheckCommand(journal=Path("j"), until_seq=9)
     assert parse(["dashboard"]) == DashboardCommand()

@@ -1,0 +1,162 @@
+"""`admitscope top`. Owns: a live table of waiting and running requests in a terminal, read like the dashboard reads.
+
+Waiting requests say which limit holds them, with need and have; running ones what they hold and how their tokens come.
+A lost engine leaves the last table on the screen, marked with its age, and comes back by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from telemetry.client import Source, SourceError, SourceUnavailable
+from telemetry.explain_words import amount, span
+from telemetry.observe import EngineStatus, QueueAnswer, QueueEntry, RequestRow, RequestsAnswer
+from telemetry.settings import TopCommand, TopSort
+
+_READ_ROWS: Final = 5_000
+_STATE_ORDER: Final = {"waiting": 0, "retracted": 0, "prefill": 1, "decode": 2, "emitting": 3}
+
+
+class Reading:
+    """One look at an engine: what a frame shows."""
+
+    def __init__(self, status: EngineStatus, queue: QueueAnswer, requests: RequestsAnswer) -> None:
+        self.status = status
+        self.queue = queue
+        self.requests = requests
+
+    @classmethod
+    def of(cls, source: Source) -> Reading:
+        """Ask `source`. Raises SourceError."""
+        return cls(source.status(), source.queue(_READ_ROWS), source.requests(_READ_ROWS))
+
+
+def _key(sort: TopSort) -> Callable[[tuple[RequestRow, QueueEntry | None, float]], tuple[float, str]]:
+    """What rows are sorted by; larger first, but for places in the queue."""
+
+    def key(item: tuple[RequestRow, QueueEntry | None, float]) -> tuple[float, str]:
+        row, entry, age_s = item
+        number = {
+            "place": -(entry.position if entry is not None else _READ_ROWS + _STATE_ORDER.get(row.state, 9)),
+            "age": age_s,
+            "queue": entry.age_s if entry is not None else (row.queue_s or 0.0),
+            "prompt": row.prompt_len,
+            "outputs": row.outputs,
+            "gap": row.tbt_max_s or 0.0,
+            "passed": entry.times_passed_over if entry is not None else 0,
+            "retractions": row.retractions,
+        }[sort]
+        return (-number, row.rid)
+
+    return key
+
+
+def frame(
+    reading: Reading, *, sort: TopSort = "place", limit: int = 40, stale_s: float | None = None
+) -> RenderableType:
+    """One frame: the head line, the table, and how many rows are not shown."""
+    status = reading.status
+    entries = {entry.rid: entry for entry in reading.queue.entries}
+    now_s = status.t_wall_s + status.heartbeat_age_s
+    items = [(row, entries.get(row.rid), max(0.0, now_s - row.accepted_wall_s)) for row in reading.requests.live]
+    items.sort(key=_key(sort))
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    for name, style, right in (
+        ("#", "dim", True),
+        ("request", "", False),
+        ("state", "", False),
+        ("age", "", True),
+        ("prompt", "", True),
+        ("cached", "", True),
+        ("out", "", True),
+        ("TTFT", "", True),
+        ("worst gap", "", True),
+        ("retr", "", True),
+        ("passed", "", True),
+        ("why it waits: need of have", "", False),
+    ):
+        table.add_column(name, style=style, justify="right" if right else "left", no_wrap=True)
+    for row, entry, age_s in items[:limit]:
+        table.add_row(
+            str(entry.position) if entry is not None else "",
+            row.rid,
+            Text(row.state, style={"waiting": "yellow", "retracted": "red", "decode": "green"}.get(row.state, "")),
+            _seconds(age_s),
+            str(row.prompt_len),
+            "" if row.cached_tokens is None else str(row.cached_tokens),
+            str(row.outputs),
+            _seconds(row.ttft_s),
+            _seconds(row.tbt_max_s),
+            str(row.retractions or ""),
+            str(entry.times_passed_over or "") if entry is not None else "",
+            _why(entry) if entry is not None else "",
+        )
+    parts: list[RenderableType] = [_head(status, stale_s), table]
+    if len(items) > limit:
+        parts.append(Text(f"{len(items) - limit} more; --limit shows them", style="dim"))
+    if not items:
+        parts.append(Text("no live request", style="dim"))
+    return Group(*parts)
+
+
+def _head(status: EngineStatus, stale_s: float | None) -> Text:
+    pages = status.kv_pages
+    blockers = ", ".join(f"{name} {count}" for name, count in status.waiting_by_blocker.items() if count)
+    line = Text.assemble(
+        (status.model, "bold"),
+        f"  step {status.step}  running {status.running}  waiting {status.waiting}",
+        f" ({blockers})" if blockers else "",
+        f"  pages free {pages.free} cached {pages.evictable} held {pages.private + pages.protected}/{pages.capacity}",
+        f"  {status.tokens_per_s:.0f} tok/s  ratio {status.new_token_ratio:.2f}",
+    )
+    if status.violations_total:
+        line.append(f"  {status.violations_total} broken laws", style="bold red")
+    if stale_s is not None:
+        line.append(f"  no answer for {stale_s:.0f} s: this is what it was", style="bold red")
+    return line
+
+
+def _why(entry: QueueEntry) -> str:
+    """The blocker, and the two sides of the test that decided."""
+    reason = f" ({entry.reason})" if entry.reason and entry.reason != entry.blocker else ""
+    behind = f" behind {entry.who_stopped}" if entry.who_stopped and entry.who_stopped != entry.rid else ""
+    test = ""
+    if entry.need is not None and entry.have is not None:
+        test = f": {amount(entry.need)} of {amount(entry.have)}"
+    return f"{entry.blocker}{reason}{behind}{test}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else span(round(value * 1e9))
+
+
+def run_top(command: TopCommand, source: Source, console: Console) -> int:
+    """Show frames until Ctrl-C; one frame with `--once`. Returns the exit status: 1 when nothing could be read."""
+    if command.once:
+        try:
+            console.print(frame(Reading.of(source), sort=command.sort, limit=command.limit))
+        except SourceError as error:
+            console.print(f"admitscope: {error}", style="red", highlight=False)
+            return 1
+        return 0
+    last: Reading | None = None
+    seen_at = time.monotonic()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                last, seen_at, stale = Reading.of(source), time.monotonic(), None
+                shown: RenderableType = frame(last, sort=command.sort, limit=command.limit)
+            except SourceUnavailable as error:
+                stale = time.monotonic() - seen_at
+                shown = Text(f"{error}; trying again", style="red")
+                if last is not None:
+                    shown = frame(last, sort=command.sort, limit=command.limit, stale_s=stale)
+            live.update(shown, refresh=True)
+            time.sleep(command.interval_s)

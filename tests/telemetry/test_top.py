@@ -1,0 +1,106 @@
+"""`admitscope top` and `explain URL` on a real server: what they say is what the engine holds, now."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from telemetry.cli import main
+from telemetry.client import LiveSource, SourceUnavailable
+from telemetry.settings import TopCommand, UsageError, parse
+from telemetry.top import Reading, frame, run_top
+from tests.telemetry.test_recorded_server import served
+
+SLOW = ("--executor.kind", "simulated", "--executor.simulated-step-ms", "50", "--scheduler.max-running-requests", "1")
+
+
+def shown(renderable: object, width: int = 200) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(renderable)
+    return out.getvalue()
+
+
+def hold(url: str, number: int, tokens: int = 400) -> threading.Thread:
+    """A request that runs, or waits, until its client hangs up at the server's end."""
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+            model = client.get("/v1/models").json()["data"][0]["id"]
+            body = {"model": model, "prompt": "x " * (20 + number), "max_tokens": tokens, "ignore_eos": True}
+            with contextlib.suppress(httpx.HTTPError):  # the server was told to stop
+                client.post("/v1/completions", json=body)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path, *SLOW, "--server.drain-timeout-s", "0.5") as url:
+        threads = [hold(url, number) for number in range(4)]
+        with LiveSource(url) as source:
+            while not (source.status().waiting == 3 and source.queue().entries[-1].passes_waited):
+                pass
+            reading = Reading.of(source)
+            text = shown(frame(reading))
+            assert "running 1  waiting 3" in text
+            assert "rows" in text
+            assert "1 of 0" in text
+            lines = [line for line in text.splitlines() if "cmpl-" in line]
+            assert [line.split()[0] for line in lines[:3]] == ["0", "1", "2"], "in the order of the queue"
+            assert "decode" in lines[3]
+            by_prompt = shown(frame(reading, sort="prompt", limit=2))
+            assert "2 more" in by_prompt
+            last = reading.queue.entries[-1].rid
+
+            assert main(["top", url, "--once"]) == 0
+            assert "waiting 3" in capsys.readouterr().out
+            assert main(["explain", url, last]) == 0
+            said = capsys.readouterr().out
+            assert "It is waiting now, at place 2" in said
+            assert f"Ahead of it: {reading.queue.entries[0].rid}, {reading.queue.entries[1].rid}." in said
+            assert "over" in said
+            assert main(["explain", url, last, "--json"]) == 0
+            assert f'"rid": "{last}"' in capsys.readouterr().out
+            assert main(["explain", url, reading.queue.entries[0].rid]) == 0
+            assert "needs 1 and there are 0 requests, 1 too few" in capsys.readouterr().out
+            assert main(["explain", url, "nobody"]) == 1
+            assert "nobody" in capsys.readouterr().err
+    for thread in threads:
+        thread.join()
+
+
+def test_a_lost_engine_is_said_once_and_the_last_table_marked(tmp_path: Path) -> None:
+    with served(tmp_path, *SLOW) as url, LiveSource(url) as source:
+        reading = Reading.of(source)
+    assert "no live request" in shown(frame(reading))
+    assert "no answer for 7 s" in shown(frame(reading, stale_s=7.0))
+    out = io.StringIO()
+    with LiveSource(url) as gone:
+        assert run_top(TopCommand(url=url, once=True), gone, Console(file=out, width=100)) == 1
+        assert "does not answer" in out.getvalue()
+        with pytest.raises(SourceUnavailable):
+            Reading.of(gone)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["top", "localhost:8000"],
+        ["top", "--sort", "beauty"],
+        ["top", "--limit", "0"],
+        ["top", "--interval-s", "0"],
+    ],
+)
+def test_bad_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((UsageError, SystemExit)) as refused:
+        parse(words)
+    assert words[-1] in str(refused.value) + capsys.readouterr().err
