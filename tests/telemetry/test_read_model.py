@@ -280,7 +280,7 @@ def test_one_request_is_told_in_full_and_in_sentences() -> None:
     watched.tick()
     told = watched.model.explain("waits")
     assert told is not None
-    assert "waiting now" in told.sentences[-1]
+    assert "waiting now" in " ".join(told.sentences)
     assert "remaining_total" in told.sentences[-1]
     watched.run.finish_all()
     detail = watched.model.request("waits")
