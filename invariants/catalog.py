@@ -254,6 +254,7 @@ CATALOG: Final[tuple[Law, ...]] = (
         "The index has a match end elsewhere than a walk of all keys does (a prefix that became cached, or an "
         "eviction, that it was not told of), the order went by another number of cached tokens, or two neighbours "
         "stand against the policy's key.",
+        properties=("CHK-FLAG", "CHK-BYPASS"),
     ),
     *WATCH_LAWS,
 )

@@ -61,7 +61,7 @@ PROPERTIES: Final[tuple[Property, ...]] = (
     Property(
         "CHK-SPAN",
         "Each live request has one open span, ended once.",
-        "Comes due with the export of spans: none are made so far.",
+        "No law so far: it comes with the export of spans.",
     ),
     Property(
         "CHK-ISOLATE",
