@@ -14,7 +14,7 @@ REPORTS = range(1, 50)
 
 
 @cache
-def tests_by_report() -> dict[int, set[str]]:
+def files_by_report() -> dict[int, set[str]]:
     """Files below tests/, by the number in the names of their tests."""
     found: dict[int, set[str]] = defaultdict(set)
     for path in TESTS.rglob("test_*.py"):
@@ -44,11 +44,11 @@ def test_every_report_stands_in_the_table_once_with_its_source() -> None:
 
 def test_the_table_names_the_files_that_have_its_tests_and_no_others() -> None:
     told = {int(row[0]): set(re.findall(r"`([^`]+)`", row[3])) for row in rows("")}
-    assert told == {number: tests_by_report()[number] for number in REPORTS}
+    assert told == {number: files_by_report()[number] for number in REPORTS}
 
 
 def test_no_test_names_a_report_that_there_is_not() -> None:
-    assert set(tests_by_report()) <= set(REPORTS)
+    assert set(files_by_report()) <= set(REPORTS)
 
 
 def test_what_is_not_built_is_refused_by_a_test() -> None:
@@ -56,4 +56,4 @@ def test_what_is_not_built_is_refused_by_a_test() -> None:
     assert [int(row[0]) for row in parts] == [15, 16, 17, 18, 26]
     assert all(row[1] and row[2] for row in parts)
     for number in (15, 17, 26):
-        assert "field/test_parts_not_built.py" in tests_by_report()[number]
+        assert "field/test_parts_not_built.py" in files_by_report()[number]
