@@ -1,7 +1,7 @@
 """Requests as the scheduler sees them. Owns: the states, the transition table, the counts of one request.
 
 No token ids, no text, no times: lengths, page keys and counters only. Latencies are derived from events by
-`telemetry.timeline`. Only `engine.scheduler.commit` and `engine.scheduler.scheduler` write here.
+`telemetry.timeline`. Only `scheduler`, `commit` and `apply` of `engine.scheduler` write here.
 """
 
 from __future__ import annotations

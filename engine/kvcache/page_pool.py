@@ -101,8 +101,9 @@ class PagePool:
             rows = ", ".join(str(row) for row, _ in claims)
             raise PageStateError(f"claim of {total} pages for rows {rows}: {self._free_top} are free")
         pages = self._free[self._free_top - total : self._free_top][::-1].copy()
-        owners = np.repeat([row for row, _ in claims], [count for _, count in claims])
-        self._write(pages, PageState.FREE, PageState.PRIVATE, owners, cause="claim")
+        if total:
+            owners = np.repeat([row for row, _ in claims], [count for _, count in claims])
+            self._write(pages, PageState.FREE, PageState.PRIVATE, owners, cause="claim")
         return self._hand_out(pages, claims)
 
     def _hand_out(self, pages: Pages, claims: Sequence[tuple[int, int]]) -> Iterator[Pages]:

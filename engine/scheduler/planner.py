@@ -5,7 +5,7 @@ retract or decode  <-  nothing admitted  <-  prefill pass: open budget · contin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from engine.config import Policy
 from engine.request import Request
@@ -43,8 +43,7 @@ def plan_step(state: SchedulerState, now_ns: int) -> StepPlan:
     return _Pass(state, now_ns, growth).run()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFacts:
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass found out and every kind of plan carries."""
 
     pass_end: PassEnd

@@ -20,7 +20,8 @@ from engine.kvcache.page_keys import PageKeys
 from engine.kvcache.snapshot import RequestView, SchedulerSnapshot, WaitingView
 from engine.request import TURNED_AWAY, Cause, FinishReason, Request, RequestState
 from engine.scheduler.accounting import ReferenceAccounting
-from engine.scheduler.commit import apply_outcome, commit_plan, drop_ended, finish
+from engine.scheduler.apply import apply_outcome, drop_ended, finish
+from engine.scheduler.commit import commit_plan
 from engine.scheduler.decision import Guard
 from engine.scheduler.delays import shape_of
 from engine.scheduler.entry_queue import EntryQueue

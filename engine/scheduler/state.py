@@ -1,8 +1,8 @@
 """SchedulerState. Owns: the one place where requests, queue, running list and flags live.
 
 Every live request is in `requests`, and in exactly one of: the waiting list, the running list, the last prefill
-batch, or it is the continuation (which may also be a member of the last batch). Written by `scheduler.py` and
-`commit.py` only.
+batch, or it is the continuation (which may also be a member of the last batch). Written by `scheduler.py`, `commit.py`
+and `apply.py` only.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from engine.kvcache.kv_cache import KvCache
 from engine.request import Cause
-from engine.scheduler import commit, ledgers, planner
+from engine.scheduler import apply, ledgers, planner
 from engine.scheduler.decision import AdmissionDecision, Reason
 from engine.scheduler.plan import StepKind, StepPlan
 from tests.builders import CoreRun
@@ -80,14 +80,14 @@ def middle_token(run: CoreRun, patch: pytest.MonkeyPatch) -> None:
 
 @breaks("INV-CHUNK-03", "a last piece without its token")
 def missing_token(_run: CoreRun, patch: pytest.MonkeyPatch) -> None:
-    original = commit._one_token
+    original = apply._one_token
 
     def broken(state: Any, request: Any, *args: Any, is_first: bool) -> bool:
         if is_first:
             request.output_len -= 1
         return original(state, request, *args, is_first=is_first)
 
-    patch.setattr(commit, "_one_token", broken)
+    patch.setattr(apply, "_one_token", broken)
 
 
 @breaks("INV-CHUNK-04", "candidates before the continuation")
