@@ -128,6 +128,7 @@ def status(model: ReadModel, head: Head) -> EngineStatus:
         retractions=model.totals["retractions"],
         evicted_pages=model.totals["evicted_pages"],
         invariants_checked=model.checker is not None,
+        laws_by_mode=dict(model.checker.laws_by_mode) if model.checker is not None else {},
         violations_total=sum(violations.values()),
         violations=violations,
     )

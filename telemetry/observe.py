@@ -8,65 +8,31 @@ still shows a newer word. Readers ignore fields they do not know; a changed mean
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-OBSERVE_VERSION: Final = 1
-
-#: Page states in the order of their byte in `PageMap.states_b64`.
-PAGE_STATES: Final = ("free", "private", "protected", "evictable")
-
-#: Why a waiting request waits; exactly one at every moment.
-BLOCKERS: Final = (
-    *("compute", "chunk", "kv_now", "kv_total", "rows", "chunk_slot"),
-    *("order", "cold_prefix", "engine_busy", "delay", "prefill_max"),
+from telemetry.observe_base import (
+    BLOCKERS,
+    OBSERVE_VERSION,
+    PAGE_STATES,
+    TTFT_PARTS,
+    Head,
+    KvPages,
+    Ledgers,
+    Value,
 )
-
-#: The parts that time to first token is cut into, in the order they first occur.
-TTFT_PARTS: Final = ("intake", "queue", "prepare", "chunk_forward", "commit", "between_chunks", "emit")
-
-
-class Value(BaseModel):
-    """Base of every value here."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Head(Value):
-    """What every answer begins with.
-
-    observe_seq  rises with every event of the engine: while it is the same, only ages differ between answers
-    step         last step of the engine that this answer includes
-    t_ns         engine clock of the last event included
-    """
-
-    observe_version: int = OBSERVE_VERSION
-    engine_id: str
-    observe_seq: int
-    step: int
-    t_ns: int
-    t_wall_s: float
-
-
-class Ledgers(Value):
-    """What is left (or allowed) in each ledger. None: no such limit, or no pass yet."""
-
-    rem_input: float | None = None
-    rem_chunk: float | None = None
-    remaining_total: float | None = None
-    remaining_current: float | None = None
-    rows: int | None = None
-
-
-class KvPages(Value):
-    """Pages of the pool by state; the four add up to `capacity`."""
-
-    free: int = 0
-    private: int = 0
-    protected: int = 0
-    evictable: int = 0
-    capacity: int = 0
+from telemetry.observe_requests import (
+    ChunkRow,
+    DecisionRow,
+    Explanation,
+    QueueEntry,
+    RequestDetail,
+    RequestRow,
+    RequestsAnswer,
+    Timeline,
+    WaitSpan,
+)
 
 
 class EngineStatus(Head):
@@ -80,6 +46,7 @@ class EngineStatus(Head):
     prefill_tokens_per_s  computed prompt tokens over the same window
     last_pass_ended_by  what ended the last pass before everybody was considered: the cause behind the blocker `order`
     violations         by law id, only those above zero; `invariants_checked`: whether a checker runs at all
+    laws_by_mode       how many laws are off, record and raise; empty from an engine that does not say
     """
 
     version: str
@@ -116,40 +83,9 @@ class EngineStatus(Head):
     evicted_pages: int
     invariants_checked: bool = False
     violations_total: int = 0
-    violations: dict[str, int] = {}
+    violations: dict[str, int] = Field(default_factory=dict)
+    laws_by_mode: dict[str, int] = Field(default_factory=dict)
     last_pass_ended_by: str | None = None
-
-
-class QueueEntry(Value):
-    """One waiting request, why it waits, and the numbers behind it.
-
-    position             0 is the head of the order of the last pass; who no pass has ordered comes last
-    matched_len          prefix found cached when it was last examined
-    blocker              one of BLOCKERS
-    reason               code of its last examination; for blocker `order`, what ended the pass; None before any
-    need, have           the two sides of the test that decided (tokens; requests for rows), None when none compared
-    who_stopped          the rid whose decision ended the pass, when this request was not reached
-    last_evaluated_step  last step in which it was examined, None when never
-    passes_waited        passes made while it waited
-    """
-
-    rid: str
-    position: int
-    state: Literal["waiting", "retracted"] = "waiting"
-    age_s: float
-    prompt_len: int
-    output_len: int = 0
-    matched_len: int = 0
-    blocker: str
-    reason: str | None = None
-    need: float | None = None
-    have: float | None = None
-    who_stopped: str | None = None
-    last_evaluated_step: int | None = None
-    times_passed_over: int = 0
-    passes_waited: int = 0
-    num_retractions: int = 0
-    priority: int | None = None
 
 
 class QueueAnswer(Head):
@@ -158,32 +94,6 @@ class QueueAnswer(Head):
     entries: tuple[QueueEntry, ...]
     total: int
     by_blocker: dict[str, int]
-
-
-class DecisionRow(Value):
-    """One examination of one request in one pass: each ledger before and after, and why. Tokens."""
-
-    rid: str
-    step: int
-    t_wall_s: float
-    order: int
-    is_continuation: bool
-    prefix_len: int
-    candidate_extend: int
-    selected_extend: int
-    extend_end: int
-    before: Ledgers
-    after: Ledgers
-    reserved_new_tokens: int
-    is_chunked: bool
-    result: str
-    reason: str
-    admitted: bool
-    need: float | None = None
-    have: float | None = None
-    stopped_pass: bool = False
-    times_passed_over: int = 0
-    overdrafts: tuple[str, ...] = ()
 
 
 class PassRow(Value):
@@ -253,101 +163,6 @@ class LatencyAnswer(Head):
     points: tuple[LatencyPoint, ...]
 
 
-class RequestRow(Value):
-    """One request in a list: live (finish None) or finished.
-
-    cached_tokens   prompt tokens found in the cache at its first admission
-    queue_s         to the first admission (so far, while it waits)
-    tbt_p50_s, tbt_max_s  gaps between its tokens
-    trace_id        of the request's trace, "" when none
-    """
-
-    rid: str
-    state: str
-    accepted_wall_s: float
-    prompt_len: int
-    max_new_tokens: int
-    cached_tokens: int | None = None
-    outputs: int = 0
-    queue_s: float | None = None
-    ttft_s: float | None = None
-    tbt_p50_s: float | None = None
-    tbt_max_s: float | None = None
-    duration_s: float | None = None
-    chunks: int = 0
-    retractions: int = 0
-    finish: str | None = None
-    trace_id: str = ""
-
-
-class RequestsAnswer(Head):
-    """Live requests in arrival order, then the latest finished ones, newest first (at most 500)."""
-
-    live: tuple[RequestRow, ...]
-    finished: tuple[RequestRow, ...]
-
-
-class ChunkRow(Value):
-    """One prefill chunk of one request, times in nanoseconds of the engine clock. None: not reached yet."""
-
-    step: int
-    prefix_len: int
-    extend_len: int
-    is_last: bool
-    admitted_ns: int
-    launched_ns: int | None = None
-    ready_ns: int | None = None
-    applied_ns: int | None = None
-    decode_rows: int = 0
-
-
-class WaitSpan(Value):
-    """A stretch of waiting under one blocker and reason, [start_ns, end_ns); equal answers in a row are one."""
-
-    start_ns: int
-    end_ns: int
-    blocker: str
-    reason: str | None = None
-    who_stopped: str | None = None
-    passes: int = 0
-
-
-class Timeline(Value):
-    """When everything happened to one request. Nanoseconds of the engine clock; None: not yet, or never.
-
-    parts_ns      TTFT_PARTS; they add up to ttft_ns exactly, once the first byte (with no listener: first token) is out
-    blockers_ns   they add up to parts_ns["queue"] + refused_between_ns exactly
-    ttft_ns       accept to first byte written, or to the first token when no stream is known
-    gaps_ns       between consecutive tokens, oldest first, the latest 1,024
-    """
-
-    accepted_ns: int
-    enqueued_ns: int
-    admitted_ns: int | None = None
-    first_token_ns: int | None = None
-    first_byte_ns: int | None = None
-    last_token_ns: int | None = None
-    last_byte_ns: int | None = None
-    finished_ns: int | None = None
-    ttft_ns: int | None = None
-    parts_ns: dict[str, int]
-    blockers_ns: dict[str, int]
-    refused_between_ns: int = 0
-    waits: tuple[WaitSpan, ...] = ()
-    chunks: tuple[ChunkRow, ...] = ()
-    gaps_ns: tuple[int, ...] = ()
-
-
-class RequestDetail(Head):
-    """Everything known about one request. `queue` only while it waits; `decisions` are the latest 256, oldest first."""
-
-    request: RequestRow
-    queue: QueueEntry | None = None
-    timeline: Timeline
-    decisions: tuple[DecisionRow, ...]
-    decisions_left_out: int = 0
-
-
 class PageOwner(Value):
     """Who holds pages.
 
@@ -383,13 +198,6 @@ class PageMap(Head):
     owners_total: int
 
 
-class Explanation(Head):
-    """Why a request waits, was late, or ended: plain sentences with numbers, in order of time."""
-
-    rid: str
-    sentences: tuple[str, ...]
-
-
 class ObserveError(Value):
     """Body of a refused read. `field`, `value` and `limit` name what was wrong with the question."""
 
@@ -397,3 +205,33 @@ class ObserveError(Value):
     field: str | None = None
     value: str | None = None
     limit: str | None = None
+
+
+__all__ = [
+    "BLOCKERS",
+    "OBSERVE_VERSION",
+    "PAGE_STATES",
+    "TTFT_PARTS",
+    "ChunkRow",
+    "DecisionRow",
+    "EngineStatus",
+    "Explanation",
+    "Head",
+    "KvPages",
+    "LatencyAnswer",
+    "LatencyPoint",
+    "Ledgers",
+    "ObserveError",
+    "PageMap",
+    "PageOwner",
+    "PassRow",
+    "PassesAnswer",
+    "QueueAnswer",
+    "QueueEntry",
+    "RequestDetail",
+    "RequestRow",
+    "RequestsAnswer",
+    "Timeline",
+    "Value",
+    "WaitSpan",
+]

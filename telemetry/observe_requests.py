@@ -1,0 +1,167 @@
+"""Answers about single requests. Owns: what `/observe/queue`, `/observe/requests` and `/observe/explain` say of one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from telemetry.observe_base import Head, Ledgers, Value
+
+
+class QueueEntry(Value):
+    """One waiting request, why it waits, and the numbers behind it.
+
+    position             0 is the head of the order of the last pass; who no pass has ordered comes last
+    matched_len          prefix found cached when it was last examined
+    blocker              one of BLOCKERS
+    reason               code of its last examination; for blocker `order`, what ended the pass; None before any
+    need, have           the two sides of the test that decided (tokens; requests for rows), None when none compared
+    who_stopped          the rid whose decision ended the pass, when this request was not reached
+    last_evaluated_step  last step in which it was examined, None when never
+    passes_waited        passes made while it waited
+    """
+
+    rid: str
+    position: int
+    state: Literal["waiting", "retracted"] = "waiting"
+    age_s: float
+    prompt_len: int
+    output_len: int = 0
+    matched_len: int = 0
+    blocker: str
+    reason: str | None = None
+    need: float | None = None
+    have: float | None = None
+    who_stopped: str | None = None
+    last_evaluated_step: int | None = None
+    times_passed_over: int = 0
+    passes_waited: int = 0
+    num_retractions: int = 0
+    priority: int | None = None
+
+
+class DecisionRow(Value):
+    """One examination of one request in one pass: each ledger before and after, and why. Tokens."""
+
+    rid: str
+    step: int
+    t_wall_s: float
+    order: int
+    is_continuation: bool
+    prefix_len: int
+    candidate_extend: int
+    selected_extend: int
+    extend_end: int
+    before: Ledgers
+    after: Ledgers
+    reserved_new_tokens: int
+    is_chunked: bool
+    result: str
+    reason: str
+    admitted: bool
+    need: float | None = None
+    have: float | None = None
+    stopped_pass: bool = False
+    times_passed_over: int = 0
+    overdrafts: tuple[str, ...] = ()
+
+
+class RequestRow(Value):
+    """One request in a list: live (finish None) or finished.
+
+    cached_tokens   prompt tokens found in the cache at its first admission
+    queue_s         to the first admission (so far, while it waits)
+    tbt_p50_s, tbt_max_s  gaps between its tokens
+    trace_id        of the request's trace, "" when none
+    """
+
+    rid: str
+    state: str
+    accepted_wall_s: float
+    prompt_len: int
+    max_new_tokens: int
+    cached_tokens: int | None = None
+    outputs: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tbt_p50_s: float | None = None
+    tbt_max_s: float | None = None
+    duration_s: float | None = None
+    chunks: int = 0
+    retractions: int = 0
+    finish: str | None = None
+    trace_id: str = ""
+
+
+class RequestsAnswer(Head):
+    """Live requests in arrival order, then the latest finished ones, newest first (at most 500)."""
+
+    live: tuple[RequestRow, ...]
+    finished: tuple[RequestRow, ...]
+
+
+class ChunkRow(Value):
+    """One prefill chunk of one request, times in nanoseconds of the engine clock. None: not reached yet."""
+
+    step: int
+    prefix_len: int
+    extend_len: int
+    is_last: bool
+    admitted_ns: int
+    launched_ns: int | None = None
+    ready_ns: int | None = None
+    applied_ns: int | None = None
+    decode_rows: int = 0
+
+
+class WaitSpan(Value):
+    """A stretch of waiting under one blocker and reason, [start_ns, end_ns); equal answers in a row are one."""
+
+    start_ns: int
+    end_ns: int
+    blocker: str
+    reason: str | None = None
+    who_stopped: str | None = None
+    passes: int = 0
+
+
+class Timeline(Value):
+    """When everything happened to one request. Nanoseconds of the engine clock; None: not yet, or never.
+
+    parts_ns      TTFT_PARTS; they add up to ttft_ns exactly, once the first byte (with no listener: first token) is out
+    blockers_ns   they add up to parts_ns["queue"] + refused_between_ns exactly
+    ttft_ns       accept to first byte written, or to the first token when no stream is known
+    gaps_ns       between consecutive tokens, oldest first, the latest 1,024
+    """
+
+    accepted_ns: int
+    enqueued_ns: int
+    admitted_ns: int | None = None
+    first_token_ns: int | None = None
+    first_byte_ns: int | None = None
+    last_token_ns: int | None = None
+    last_byte_ns: int | None = None
+    finished_ns: int | None = None
+    ttft_ns: int | None = None
+    parts_ns: dict[str, int]
+    blockers_ns: dict[str, int]
+    refused_between_ns: int = 0
+    waits: tuple[WaitSpan, ...] = ()
+    chunks: tuple[ChunkRow, ...] = ()
+    gaps_ns: tuple[int, ...] = ()
+
+
+class RequestDetail(Head):
+    """Everything known about one request. `queue` only while it waits; `decisions` are the latest 256, oldest first."""
+
+    request: RequestRow
+    queue: QueueEntry | None = None
+    timeline: Timeline
+    decisions: tuple[DecisionRow, ...]
+    decisions_left_out: int = 0
+
+
+class Explanation(Head):
+    """Why a request waits, was late, or ended: plain sentences with numbers, in order of time."""
+
+    rid: str
+    sentences: tuple[str, ...]
