@@ -68,6 +68,9 @@ class CheckerCounts(Protocol):
     @property
     def internal_errors(self) -> int: ...
 
+    @property
+    def laws_by_mode(self) -> Mapping[str, int]: ...
+
 
 class SinkCounts(Protocol):
     """What one sink says about itself."""
