@@ -30,7 +30,8 @@ class FlagLaws:
         self._caps = scheduler.schedule_policy is Policy.SHORTEST_PREFILL_FIRST
         #: The full flag as the last plan told it.
         self.full = False
-        self._last: StepPlanned | None = None
+        #: The plan before, whose batch a flag may outlive or not.
+        self.last: StepPlanned | None = None
 
     def on_plan(self, books: Shadow, queue: QueueBooks, event: StepPlanned, report: Report) -> None:
         """Every derived value of a plan."""
@@ -50,7 +51,7 @@ class FlagLaws:
         if event.chunk_limit is not None:
             self._cap(books, event, event.chunk_limit, report)
         self.full = event.batch_is_full
-        self._last = event
+        self.last = event
         queue.ends = 0
 
     def _due_flag(self, books: Shadow, queue: QueueBooks, event: StepPlanned) -> bool:
@@ -76,7 +77,7 @@ class FlagLaws:
         """Whether anything since the last plan clears the flag."""
         if queue.ends or not books.view.running:
             return True
-        last = self._last
+        last = self.last
         if last is None or not last.prefills:
             return False
         if last.decodes or not last.prefills[-1].is_last or any(not row.is_last for row in last.prefills):

@@ -46,17 +46,19 @@ def finish_reason(cause: Cause) -> str:
 class MeterBooks:
     """Totals of one engine life.
 
-    totals        counters, and the requests that ended by reason
+    totals        counters, and the requests that ended by reason; those that most steps raise are kept apart:
+    steps, examined   by kind and by reason; tokens: of outputs; chosen_tokens, cached_tokens: of admitted pieces
     arrived, admitted, first_tokens, many_tokens   requests: all; admitted once; with a token; ended with two or more
-    promised_tokens, closing   of the last plan; `closing` is that plan's, or the last that made a pass
+    last_plan, closing   the last plan, and the last that made a pass
     """
 
     def __init__(self) -> None:
         self.totals: dict[Key, int] = {}
         self.steps: dict[str, int] = {}
-        self.tokens = 0
+        self.examined: dict[str, int] = {}
+        self.tokens = self.chosen_tokens = self.cached_tokens = 0
         self.arrived = self.admitted = self.first_tokens = self.many_tokens = self.ended = self.pieces = 0
-        self.promised_tokens = 0.0
+        self.last_plan: StepPlanned | None = None
         self.closing: StepPlanned | None = None
         self._firsts: list[str] = []
 
@@ -66,14 +68,16 @@ class MeterBooks:
 
     def on_decision(self, event: AdmissionDecided) -> None:
         """What a pass examined, and the pieces it chose."""
-        self._add("admissions_total", event.reason.value)
-        for overdraft in event.overdrafts:
-            self._add("overdrafts_total", overdraft.value)
-        if event.reason in ADMITTED:
+        reason = event.reason
+        self.examined[reason] = self.examined.get(reason, 0) + 1
+        if event.overdrafts:
+            for overdraft in event.overdrafts:
+                self._add("overdrafts_total", overdraft.value)
+        if reason in ADMITTED:
             self.pieces += 1
-            self._add("selected_tokens_total", "computed", event.selected_extend)
+            self.chosen_tokens += event.selected_extend
             if not event.is_continuation:
-                self._add("selected_tokens_total", "cached", event.prefix_len)
+                self.cached_tokens += event.prefix_len
 
     def on_transition(self, track: Track, event: RequestTransitioned) -> None:
         """First admissions and ends. After the queue's books."""
@@ -90,7 +94,7 @@ class MeterBooks:
 
     def on_plan(self, books: Shadow, event: StepPlanned) -> None:
         """What a plan does, and what it left in its ledgers."""
-        self.promised_tokens = event.promised_tokens
+        self.last_plan = event
         if event.budget_close is not None:
             self.closing = event
         if event.prefills:
@@ -113,7 +117,7 @@ class MeterBooks:
 
     def on_completed(self, queue: QueueBooks, event: StepCompleted) -> None:
         """The step, its tokens, and whose first they were."""
-        kind = event.kind.value
+        kind = event.kind
         self.steps[kind] = self.steps.get(kind, 0) + 1
         if event.failed:
             self._firsts = []

@@ -76,6 +76,10 @@ def _total(meters: MeterBooks, family: str, label: str) -> int:
         return meters.steps.get(label, 0)
     if family == "generation_tokens_total":
         return meters.tokens
+    if family == "admissions_total":
+        return meters.examined.get(label, 0)
+    if family == "selected_tokens_total":
+        return meters.cached_tokens if label == "cached" else meters.chosen_tokens
     return meters.totals.get((family, label), 0)
 
 
@@ -91,8 +95,10 @@ def _gauges(
         ("kv_pages_capacity", ""): books.num_pages,
         ("waiting_tokens", ""): books.waiting_tokens,
         ("new_token_ratio", ""): round(books.ratio * NS),
-        ("promised_pages", ""): round(1000 * meters.promised_tokens / books.page_size) if books.requests else 0,
+        ("promised_pages", ""): 0,
     }
+    if meters.last_plan is not None and books.requests:
+        due["promised_pages", ""] = round(1000 * meters.last_plan.promised_tokens / books.page_size)
     due |= {("kv_pages", name): count for name, count in zip(STATE_NAMES, books.counts, strict=True)}
     if meters.closing is not None and meters.closing.budget_close is not None:
         left = meters.closing.budget_close

@@ -66,6 +66,7 @@ class QueueBooks:
     ended      the last REMEMBERED that ended, oldest first
     victims    pushed back since the last plan, in order
     ends       requests that ended since the last plan
+    changes    arrivals and transitions so far
     returned   of those that wait, how many were pushed back
     """
 
@@ -74,19 +75,21 @@ class QueueBooks:
         self.waiting: dict[str, Track] = {}
         self.ended: dict[str, Track] = {}
         self.victims: list[tuple[str, Cause]] = []
-        self.ends = self.returned = 0
+        self.ends = self.returned = self.changes = 0
         self._entries = 0
         #: For each pass that admitted somebody, the latest entry among them; sorted.
         self._passes: list[int] = []
 
     def arrive(self, event: RequestArrived) -> None:
         """A new request at the queue's tail."""
+        self.changes += 1
         self._entries += 1
         track = Track(event.rid, event.prompt_len, self._entries, event.t_ns)
         self.live[event.rid] = self.waiting[event.rid] = track
 
     def transition(self, event: RequestTransitioned) -> Track | None:
         """Follow one transition; the request's track, None when it has none."""
+        self.changes += 1
         track = self.live.get(event.rid)
         if track is None:
             return None

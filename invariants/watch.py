@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from engine.events import AdmissionDecided, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
 from engine.kvcache.snapshot import SchedulerSnapshot
+from engine.scheduler.plan import StepKind
 from invariants.book_audit import BookAudit
 from invariants.flag_laws import FlagLaws
 from invariants.meter_books import MeterBooks, Readings
@@ -34,6 +35,7 @@ class Watch:
         self._book_audit = BookAudit()
         self.queue = QueueBooks()
         self.meters = MeterBooks()
+        self._changes = -1
 
     def on_arrival(self, event: RequestArrived) -> None:
         """A new request."""
@@ -55,8 +57,23 @@ class Watch:
 
     def on_plan(self, books: Shadow, event: StepPlanned) -> None:
         """A plan was committed; its decisions are still in the books."""
-        self._requests.on_plan(books, self.queue, event, self._report)
-        self._flags.on_plan(books, self.queue, event, self._report)
+        queue, last = self.queue, self.meters.last_plan
+        if (
+            last is not None
+            and queue.changes == self._changes
+            and event.kind is last.kind is StepKind.DECODE
+            and event.batch_is_full is last.batch_is_full
+            and event.pass_end == last.pass_end
+            and not (books.decisions or event.evicted_pages or event.prefills or event.retractions or event.guards)
+            and last.decodes
+            and event.decodes
+        ):
+            # As the step before, which was checked, with nobody come or gone since: every law would say the same.
+            self.meters.last_plan = self._flags.last = event
+            return
+        self._changes = queue.changes
+        self._requests.on_plan(books, queue, event, self._report)
+        self._flags.on_plan(books, queue, event, self._report)
         self.meters.on_plan(books, event)
 
     def on_completed(self, event: StepCompleted) -> None:
