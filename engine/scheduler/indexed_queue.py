@@ -61,7 +61,7 @@ class IndexedQueue(EntryQueue):
             del self._order[bisect_left(self._order, (entry.key, entry.label))]
 
     def _stands(self, entry: Entry) -> bool:
-        return entry.cold_head not in self._headless and entry.request.rid not in self._displaced
+        return entry.cold_head not in self._headless and entry.rid not in self._displaced
 
     def __iter__(self) -> Iterator[Request]:
         for _, _, rid in self._order:
@@ -87,14 +87,14 @@ class IndexedQueue(EntryQueue):
         assert head is not None
         entry.cold_head = head
         group = self._cold.setdefault(head, _ColdGroup())
-        group.members[entry.request.rid] = entry
+        group.members[entry.rid] = entry
         first = group.first
         if first is None:
             self._headless[head] = None
         # Arrivals are last of all; only one that fell back among the cold can come before the first.
         elif not entry.is_arrival and self._index.place_of(entry) < self._index.place_of(first):
             group.first = entry
-            self._displaced[first.request.rid] = first
+            self._displaced[first.rid] = first
 
     def _leave_cold(self, entry: Entry) -> None:
         head = entry.cold_head
@@ -102,7 +102,7 @@ class IndexedQueue(EntryQueue):
             return
         entry.cold_head = None
         group = self._cold[head]
-        del group.members[entry.request.rid]
+        del group.members[entry.rid]
         if not group.members:
             del self._cold[head]
             self._headless.pop(head, None)
@@ -130,12 +130,12 @@ class IndexedQueue(EntryQueue):
         for head in self._headless:
             group = self._cold[head]
             group.first = min(group.members.values(), key=self._index.place_of)
-            others[group.first.request.rid] = group.first
+            others[group.first.rid] = group.first
         self._headless.clear()
         self._displaced.clear()
         if others:
             for entry in walked:
-                others.pop(entry.request.rid, None)
+                others.pop(entry.rid, None)
             for entry in others.values():
                 self._index.remember_place(entry)
         for entry in (*cold, *others.values()):
@@ -152,17 +152,16 @@ class IndexedQueue(EntryQueue):
             movers.append(entry)
 
     def _key(self, entry: Entry) -> tuple[int, ...]:
-        request = entry.request
+        matched = entry.matched
         if self._policy is Policy.LPM:
             if entry.is_put_back:
                 return _LAST
             # Most of a queue matches the same few lengths, so their keys are kept.
-            matched = request.matched_len
             if len(self._keys) > _KEPT_KEYS:
                 self._keys.clear()
             return self._keys.get(matched) or self._keys.setdefault(matched, (0, -matched))
-        work = request.prompt_len + request.output_len - request.matched_len  # `uncached_work`, without its two calls
-        return (1 if entry.is_put_back else 0, work if work > 1 else 1, request.entry_seq)
+        work = entry.seq_len - matched
+        return (1 if entry.is_put_back else 0, work if work > 1 else 1, entry.entry_seq)
 
     def _move(self, movers: list[Entry]) -> None:
         """Put movers where a stable sort would: see the top of the file."""
@@ -174,7 +173,7 @@ class IndexedQueue(EntryQueue):
         arrived: list[Entry] = []
         rebuild = len(movers) * _REBUILD_SHARE > len(order)
         if rebuild:
-            gone = {entry.request.rid for entry in movers}
+            gone = {entry.rid for entry in movers}
             order = self._order = [item for item in order if item[2] not in gone]
         for entry in movers:
             if entry.is_arrival:
@@ -198,7 +197,7 @@ class IndexedQueue(EntryQueue):
         for entry in movers:
             key = entry.key = entry.key_to_come
             entry.is_arrival = False
-            item = (key, entry.label, entry.request.rid)
+            item = (key, entry.label, entry.rid)
             if rebuild:
                 order.append(item)
             else:

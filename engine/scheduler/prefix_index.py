@@ -25,25 +25,36 @@ Place = tuple[object, ...]
 
 
 class Entry:
-    """One waiting request: where it is parked, where it stands. Written by the queue and the index only."""
+    """One waiting request: where it is parked, where it stands. Written by the queue and the index only.
+
+    rid, seq_len, entry_seq are the request's, at hand: constant from its first ordering on. matched: its `matched_len`.
+    """
 
     __slots__ = (
         "cold_head",
+        "entry_seq",
         "is_arrival",
         "is_put_back",
         "key",
         "key_to_come",
         "label",
+        "matched",
         "next_key",
         "node",
         "pages",
         "place",
         "place_pass",
         "request",
+        "rid",
+        "seq_len",
     )
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.rid = request.rid
+        self.seq_len = 0
+        self.entry_seq = 0
+        self.matched = 0
         self.node: Node | None = None
         self.pages = 0
         self.next_key: int | None = None
@@ -64,7 +75,7 @@ class _Way:
     """
 
     __slots__ = (
-        "_keys", "_packed", "end", "end_pages", "first_key", "followers", "last_key", "next_keys", "start",
+        "_keys", "_packed", "end", "end_pages", "first_key", "followers", "last_key", "next_keys", "parked", "start",
         "start_pages",
     )  # fmt: skip
 
@@ -75,6 +86,8 @@ class _Way:
         self.followers: list[Entry] = []
         #: Key by which each follower goes on, None: its keys end here.
         self.next_keys: list[int | None] = []
+        #: How many of them, the first, were parked at the start; the others are arrivals.
+        self.parked = 0
         self.end = end
         self.start_pages = start_pages
         self.end_pages = start_pages + len(keys)
@@ -124,7 +137,7 @@ class PrefixIndex:
         if isinstance(group, dict):
             self._pending.update(group)
         elif group is not None:
-            self._pending[group.request.rid] = group
+            self._pending[group.rid] = group
 
     def node_evicted(self, node: Node, parent: Node) -> None:
         """Requests parked at the node match up to its parent now; they walked through it in the last pass too."""
@@ -139,7 +152,7 @@ class PrefixIndex:
                 entry.node, entry.next_key = parent, key
                 entry.pages -= len(node.keys)
                 self._park(entry, parent, key)
-                self._pending[entry.request.rid] = entry
+                self._pending[entry.rid] = entry
 
     def stamp_of(self, node: Node) -> Stamp:
         """What a walk of the whole queue in the last pass would have left on `node`, or a later explicit stamp."""
@@ -189,12 +202,12 @@ class PrefixIndex:
             if entry.place_pass != tick:
                 self.remember_place(entry)
             request, start, key = entry.request, entry.node, entry.next_key
-            keys, most = request.keys, request.prompt_len + request.output_len - 1
+            keys, most = request.keys, entry.seq_len - 1
             if start is None:
                 start, key = root, keys.at(0) if len(keys) else None
             if key is None:
                 self._settle(entry, start, entry.pages, None)
-                request.matched_len = min(entry.pages * page_size, most)
+                entry.matched = request.matched_len = min(entry.pages * page_size, most)
                 continue
             if way is None or start is not way.start or key != way.first_key:
                 way = ways.get((start.node_id, key))
@@ -206,8 +219,12 @@ class PrefixIndex:
                 if next_key is not False and next_key not in way.end.children:
                     way.followers.append(entry)
                     way.next_keys.append(next_key)
-                    matched = way.end_pages * page_size
-                    request.matched_len = matched if matched < most else most
+                    if entry.node is not None:
+                        way.parked += 1
+                    pages = way.end_pages
+                    entry.node, entry.pages, entry.next_key = way.end, pages, next_key
+                    matched = pages * page_size
+                    entry.matched = request.matched_len = matched if matched < most else most
                     continue
             stamp: Stamp = (tick, entry.place, 0)
             path = keys.first(len(keys))
@@ -215,7 +232,7 @@ class PrefixIndex:
             if way is None and node is not start:
                 way = ways[start.node_id, key] = _Way(start, node, path[entry.pages : pages], entry.pages)
             self._settle(entry, node, pages, keys.at(pages) if pages < len(keys) else None)
-            request.matched_len = min(pages * page_size, most)
+            entry.matched = request.matched_len = min(pages * page_size, most)
         for way in ways.values():
             if way.followers:
                 self._unpark_followers(way)
@@ -229,10 +246,9 @@ class PrefixIndex:
         if groups is None or group is None:
             return
         if isinstance(group, dict):
-            leaving = [entry for entry in way.followers if entry.node is not None]
-            if len(leaving) < len(group):
-                for entry in leaving:
-                    del group[entry.request.rid]
+            if way.parked < len(group):
+                for entry in way.followers[: way.parked]:
+                    del group[entry.rid]
                 return
         elif group is not way.followers[0]:
             return
@@ -241,12 +257,14 @@ class PrefixIndex:
             del self._parked[way.start.node_id]
 
     def _park_followers(self, way: _Way) -> None:
-        end, pages = way.end, way.end_pages
-        groups = self._parked.setdefault(end.node_id, {})
+        groups = self._parked.setdefault(way.end.node_id, {})
+        alone: dict[int | None, Entry] = dict(zip(way.next_keys, way.followers, strict=True))
+        if len(alone) == len(way.followers) and groups.keys().isdisjoint(alone):
+            groups.update(alone)
+            return
         for entry, key in zip(way.followers, way.next_keys, strict=True):
-            entry.node, entry.pages, entry.next_key = end, pages, key
             if groups.setdefault(key, entry) is not entry:
-                self._park(entry, end, key)
+                self._park(entry, way.end, key)
 
     def _settle(self, entry: Entry, node: Node, pages: int, next_key: int | None) -> None:
         """Park the entry at `node`, where its match of `pages` pages ends and its keys go on with `next_key`."""
@@ -268,14 +286,19 @@ class PrefixIndex:
         if group is None:
             groups[key] = entry
         elif type(group) is dict:
-            group[entry.request.rid] = entry
+            group[entry.rid] = entry
         else:
-            groups[key] = {other.request.rid: other for other in (*_members(group), entry)}
+            groups[key] = {other.rid: other for other in (*_members(group), entry)}
 
     def remember_place(self, entry: Entry) -> None:
         """Keep where the request stood before this pass sorts it."""
         if entry.place_pass != self._tick:
-            entry.place = (1, entry.request.entry_seq, 0) if entry.is_arrival else self._standing(entry)
+            if entry.is_arrival:
+                request = entry.request
+                entry.seq_len, entry.entry_seq = request.seq_len, request.entry_seq
+                entry.place = (1, entry.entry_seq, 0)
+            else:
+                entry.place = self._standing(entry)
             entry.place_pass = self._tick
 
     def place_of(self, entry: Entry) -> Place:
@@ -288,7 +311,7 @@ class PrefixIndex:
 
     def leave(self, entry: Entry) -> None:
         """Forget a request; what it stamped in the last pass is written down first."""
-        self._pending.pop(entry.request.rid, None)
+        self._pending.pop(entry.rid, None)
         if entry.node is None:
             return
         stamp: Stamp = (self._tick, self.place_of(entry), 0)
@@ -304,7 +327,7 @@ class PrefixIndex:
         groups = self._parked[entry.node.node_id]
         group = groups[entry.next_key]
         if type(group) is dict:
-            del group[entry.request.rid]
+            del group[entry.rid]
             if group:
                 return
         del groups[entry.next_key]

@@ -125,14 +125,14 @@ class WeightQueue(EntryQueue):
             self._labels += len(ahead)
             behind = entries[len(ahead) :]
             if ahead:
-                home.entries = {entry.request.rid: entry for entry in [*ahead, *home.entries.values(), *behind]}
+                home.entries = {entry.rid: entry for entry in [*ahead, *home.entries.values(), *behind]}
             else:
-                home.entries.update((entry.request.rid, entry) for entry in behind)
+                home.entries.update((entry.rid, entry) for entry in behind)
         self._arrivals.clear()
 
     def _leave_home(self, entry: Entry) -> None:
         home = self._homes[entry.key[0]]
-        del home.entries[entry.request.rid]
+        del home.entries[entry.rid]
         if not home.entries:
             del self._homes[entry.key[0]]
 
