@@ -165,6 +165,7 @@ class Exposition(Collector):
             if counts.component in SINKS:
                 cells[at["telemetry_events_total", counts.component]] += counts.accepted
                 cells[at["telemetry_dropped_total", counts.component]] += counts.dropped
+                cells[at["telemetry_queue_depth", counts.component]] += counts.queued
             if counts.component in COMPONENTS:
                 cells[at["telemetry_errors_total", counts.component]] += counts.errors
         if self._checker is not None:

@@ -87,6 +87,9 @@ class SinkCounts(Protocol):
     @property
     def errors(self) -> int: ...
 
+    @property
+    def queued(self) -> int: ...
+
 
 class FrontEndMetrics:
     """What the HTTP layer counts: an observer for the server. Any thread."""

@@ -20,6 +20,7 @@ from invariants.catalog import CATALOG as LAWS
 from invariants.catalog import Group
 from invariants.checker import MODES
 from telemetry.observe import BLOCKERS, TTFT_PARTS
+from telemetry.stalls import STALL_CAUSES
 
 PREFIX: Final = "admitscope_"
 NS: Final = 1_000_000_000
@@ -62,6 +63,13 @@ KV_STATES: Final = ("free", "private", "protected", "evictable")
 SINKS: Final = ("journal", "spans", "read_model", "parquet")
 COMPONENTS: Final = ("journal", "spans", "metrics", "read_model", "checker", "parquet")
 CHECK_GROUPS: Final = tuple(group.value for group in Group)
+#: Where in its prompt an admitted piece lies.
+POSITION_OF: Final = {
+    Reason.ADMITTED_WHOLE: "whole",
+    Reason.ADMITTED_FIRST_CHUNK: "first",
+    Reason.ADMITTED_NEXT_CHUNK: "middle",
+    Reason.ADMITTED_LAST_CHUNK: "last",
+}
 TIERS: Final = ("0", "1", "2")
 AUDIT_PARTS: Final = tuple(AuditPart)
 #: Written; left out by the rate, or for the size of all bundles of the run; failed, such as for a full disk.
@@ -132,7 +140,18 @@ _QUEUE: Final = (
     ),
     _gauge("waiting_tokens", "How much prefill work is queued, in tokens?"),
     _gauge("waiting_oldest_seconds", "Is someone starving?", scale=NS),
+    _gauge(
+        "times_passed_over_max",
+        "How often was the unluckiest request that the last pass refused overtaken by later ones?",
+    ),
     _histogram("queue_time_seconds", "How long until first admission?", SEC_REQ),
+    _histogram(
+        "queue_blocked_seconds",
+        "For an admitted request: how long did each blocker hold it? One observation per blocker that did.",
+        SEC_REQ,
+        "blocker",
+        BLOCKERS,
+    ),
 )
 
 _ADMISSION: Final = (
@@ -158,6 +177,13 @@ _ADMISSION: Final = (
     _counter("overdrafts_total", "How often did an explicit exception to a ledger fire?", "kind", tuple(Overdraft)),
     _histogram("request_chunks", "Into how many chunks are prompts cut?", CNT, scale=1),
     _histogram("chunk_tokens", "How large are the chunks really?", TOKS, scale=1),
+    _histogram(
+        "chunk_forward_seconds",
+        "How long does a chunk occupy the executor? The whole step counts, decode rows in it included.",
+        SEC_REQ,
+        "position",
+        tuple(POSITION_OF.values()),
+    ),
 )
 
 _LATENCY: Final = (
@@ -179,6 +205,7 @@ _LATENCY: Final = (
         "TBT: gap between consecutive tokens of one request, one observation per token after the first.",
         TOK_LAT,
     ),
+    _counter("token_stalls_total", "Why was a token late?", "cause", STALL_CAUSES),
     _histogram("time_per_output_token_seconds", "Mean gap per finished request.", TOK_LAT),
     _histogram(
         "request_duration_seconds",
@@ -232,6 +259,7 @@ _OBSERVER: Final = (
     _counter("telemetry_errors_total", "Which listener failed?", "component", COMPONENTS),
     _counter("telemetry_events_total", "How much does each sink receive?", "sink", SINKS),
     _counter("telemetry_dropped_total", "What evidence is missing?", "sink", SINKS),
+    _gauge("telemetry_queue_depth", "Is a sink falling behind?", "sink", SINKS),
     _counter("spans_exported_total", "Do traces arrive?", "outcome", ("ok", "failed", "dropped")),
     _counter("invariant_checks_total", "Is the checker running at all?", "group", CHECK_GROUPS),
     _counter("violations_total", "Which law broke?", "id", tuple(law.id for law in LAWS)),

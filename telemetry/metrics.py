@@ -28,9 +28,10 @@ from engine.scheduler.decision import ADMITTED
 from engine.scheduler.plan import StepKind
 from invariants.members import FINISHED, WAITING
 from telemetry.metric_books import Books, FrontEndMetrics
-from telemetry.metric_catalog import CATALOG, FRONT_END, KV_STATES, LEDGERS, NS, PHASES, LiveState
+from telemetry.metric_catalog import CATALOG, FRONT_END, KV_STATES, LEDGERS, NS, PHASES, POSITION_OF, LiveState
 from telemetry.observe import BLOCKERS, TTFT_PARTS
 from telemetry.request_timeline import RequestTimeline
+from telemetry.stalls import STALL_CAUSES, StepLog
 from telemetry.timeline import TimelineTracker
 
 #: Width of a page id in PagesMoved.
@@ -51,9 +52,10 @@ class MetricsSink:
 
     clock              the engine's, for ages at scrape time
     expects_responses  a server reports first bytes; see `TimelineTracker`
+    late_ns            a token that comes later than this after the one before it is late, and gets a cause
     """
 
-    def __init__(self, *, clock: Clock, expects_responses: bool = False) -> None:
+    def __init__(self, *, clock: Clock, expects_responses: bool = False, late_ns: int = 250_000_000) -> None:
         self.clock = clock
         self.front_end = FrontEndMetrics()
         self.build: dict[str, str] | None = None
@@ -67,6 +69,11 @@ class MetricsSink:
         self._plan: StepPlanned | None = None
         self._busy_before = False
         self._admitted_step = -1
+        self._late_ns = late_ns
+        self._applied_ns = 0
+        self._steps_made = StepLog()
+        self._positions: list[int] = []
+        self._passed_over = 0
         self._published: tuple[int, ...] = tuple(self._books.cells)
         at = self._books.at
         # First cells of families that every step writes; label values follow in the catalogue's order.
@@ -93,6 +100,9 @@ class MetricsSink:
         self._queue_cell = at["queue_time_seconds", ""]
         self._prompt_cells = at["prompt_tokens_total", "cached"], at["prompt_tokens_total", "computed"]
         self._gap_cell = at["inter_token_latency_seconds", ""]
+        self._blocked_cells = [at["queue_blocked_seconds", blocker] for blocker in BLOCKERS]
+        self._position_cells = {reason: at["chunk_forward_seconds", value] for reason, value in POSITION_OF.items()}
+        self._passed_cell = at["times_passed_over_max", ""]
         #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
         self.oldest_waiting_ns: int | None = None
 
@@ -135,6 +145,7 @@ class MetricsSink:
             timeline.planned(event)
             self._planned(event)
         elif isinstance(event, StepCompleted):
+            self._note_step(event)
             timeline.completed(event)
             self._completed(event)
         elif isinstance(event, RequestArrived):
@@ -168,6 +179,7 @@ class MetricsSink:
             "page_size": str(event.page_size),
         }
         scheduler = EngineConfig.model_validate_json(event.config).scheduler
+        self._steps_made = StepLog(scheduler.chunked_prefill_size)
         pool = event.num_pages * event.page_size
         limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size or 0, pool, pool, self._max_rows)
         for ledger, limit in zip(LEDGERS, limits, strict=True):
@@ -201,12 +213,14 @@ class MetricsSink:
         for overdraft in event.overdrafts:
             self._add("overdrafts_total", 1, overdraft)
         if event.reason not in ADMITTED:
+            self._passed_over = max(self._passed_over, event.times_passed_over)
             return
         self._admitted_step = event.step
         books.add(self._computed_cell, event.selected_extend)
         if not event.is_continuation:
             books.add(self._cached_cell, event.prefix_len)
         books.observe(self._chunk_cell, event.selected_extend)
+        self._positions.append(self._position_cells[event.reason])
         clipped = event.candidate_extend - event.selected_extend
         if clipped > 0:
             # Only the chunk ledger cuts: a request that another ledger cannot hold is refused, not cut.
@@ -215,6 +229,7 @@ class MetricsSink:
     def _planned(self, event: StepPlanned) -> None:
         self._plan = event
         if event.pass_end is not None:
+            self._books.cells[self._passed_cell], self._passed_over = self._passed_over, 0
             self._add("pass_ends_total", 1, event.pass_end.stopped_by)
             self._add("not_considered_total", event.pass_end.not_considered)
         if event.budget_close is not None:
@@ -237,6 +252,7 @@ class MetricsSink:
         for guard in event.guards:
             self._add("guard_activations_total", 1, guard)
         if event.claim_failed:
+            self._positions.clear()  # the whole pass was put back
             self._add("kv_claim_failures_total", 1, "prefill" if self._admitted_step == event.step else "decode")
         if event.evicted_pages:
             self._add("kv_pages_evicted_total", event.evicted_pages)
@@ -276,6 +292,18 @@ class MetricsSink:
         for rid, t_ns in self.front_end.take_first_bytes():
             self._timeline.first_byte(rid, t_ns)
         self._publish(event.t_ns)
+
+    def _note_step(self, event: StepCompleted) -> None:
+        """What the timeline's news about this step will be judged by, and how long its pieces took."""
+        plan, times = self._plan, event.times
+        self._applied_ns = times.applied_ns or event.t_ns
+        if plan is None or plan.step != event.step:
+            return
+        self._steps_made.add(plan, event)
+        if self._positions:
+            for position in () if event.failed else self._positions:
+                self._books.observe(position, times.ready_ns - times.launched_ns)
+            self._positions.clear()
 
     def _phases(self, event: StepCompleted) -> None:
         times, books, cell = event.times, self._books, self._phase_cell
@@ -319,7 +347,7 @@ class MetricsSink:
         )
         self.oldest_waiting_ns = queue.oldest_ns()
         if not waiting:
-            cells[self._waiting_tokens_cell] = 0
+            cells[self._waiting_tokens_cell] = cells[self._passed_cell] = 0
         if not timeline.live:
             cells[self._promised_cell] = 0
         if self._idle_since_ns is None and not timeline.live:
@@ -332,6 +360,9 @@ class MetricsSink:
         if queue_ns is not None:
             books.observe(self._queue_cell, queue_ns)
         cached = request.cached_len or 0
+        for at, spent in enumerate(request.blockers):
+            if spent:
+                books.observe(self._blocked_cells[at], spent)
         books.add(found, cached)
         books.add(computed, request.prompt_len - cached)
 
@@ -345,8 +376,13 @@ class MetricsSink:
             self._books.observe(self._books.at["ttft_component_seconds", part], request.parts[at])
         self._add("ttft_residual_seconds_total", abs(request.ttft_ns - sum(request.parts)))
 
-    def on_gaps(self, gap_ns: int, count: int) -> None:
+    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
         self._books.observe(self._gap_cell, gap_ns, count)
+        if gap_ns > self._late_ns:
+            # `planned` and `completed` have told the log of every step up to the one that ends now.
+            end_ns = self._applied_ns
+            cause = self._steps_made.cause(end_ns - gap_ns, end_ns, queued=queued)
+            self._add("token_stalls_total", count, STALL_CAUSES[cause])
 
     def on_finished(self, request: RequestTimeline) -> None:
         assert request.finish is not None, "announced before its end"

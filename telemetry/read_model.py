@@ -170,7 +170,7 @@ class ReadModel:
     def on_ttft(self, request: RequestTimeline) -> None:
         """Shown with the request."""
 
-    def on_gaps(self, gap_ns: int, count: int) -> None:
+    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:  # noqa: ARG002 - of the protocol
         self.ring.add_gaps(self._at_ns, gap_ns, count)
 
     def on_finished(self, request: RequestTimeline) -> None:

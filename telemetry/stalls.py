@@ -5,7 +5,7 @@ decoded in the same two steps, so it is judged once per step, not once per reque
 
     queue_position   the request was pushed back and waited in the queue
     mixed_sat_out    steps ran in which the running requests did not decode: prefill alone, or rows that sat out
-    long_prefill     its own step also computed pieces of prompts: at least half of what the chunk limit allows
+    long_prefill     its own step also computed pieces of prompts: at least half a chunk
     chunk_overhead   the same, with less than half: the step was long though its piece was small
     kernel           decode alone
 """
@@ -32,14 +32,20 @@ class _Step(NamedTuple):
 
 
 class StepLog:
-    """The last steps of one engine, each with the cause that its time stands for."""
+    """The last steps of one engine, each with the cause that its time stands for.
 
-    def __init__(self) -> None:
+    chunk_size  chunked_prefill_size; None when chunking is off
+    """
+
+    def __init__(self, chunk_size: int | None = None) -> None:
+        self._chunk_size = chunk_size
         self._steps: deque[_Step] = deque(maxlen=KEPT_STEPS)
 
     def add(self, plan: StepPlanned, event: StepCompleted) -> None:
         """One step was applied."""
-        self._steps.append(_Step(event.times.applied_ns or event.t_ns, step_cause(plan)))
+        self._steps.append(
+            _Step(event.times.applied_ns or event.t_ns, step_cause(plan, plan.chunk_size or self._chunk_size))
+        )
 
     def cause(self, start_ns: int, end_ns: int, *, queued: bool) -> int:
         """Why the token at `end_ns` came so long after the one at `start_ns`: an index into STALL_CAUSES.
@@ -59,11 +65,11 @@ class StepLog:
         return max(range(len(shares)), key=shares.__getitem__) if any(shares) else KERNEL
 
 
-def step_cause(plan: StepPlanned) -> int:
+def step_cause(plan: StepPlanned, chunk_size: int | None) -> int:
     """What the time of a step means to a request that waits for its next token."""
     if plan.kind is StepKind.EXTEND:
         return MIXED_SAT_OUT
     if plan.kind is not StepKind.MIXED:
         return KERNEL
     tokens = sum(row.extend_len for row in plan.prefills)
-    return LONG_PREFILL if plan.chunk_limit is None or 2 * tokens >= plan.chunk_limit else CHUNK_OVERHEAD
+    return LONG_PREFILL if chunk_size is None or 2 * tokens >= chunk_size else CHUNK_OVERHEAD

@@ -67,8 +67,8 @@ class TimelineListener(Protocol):
     def on_ttft(self, request: RequestTimeline) -> None:
         """Time to first token is final: `ttft_ns` and all parts."""
 
-    def on_gaps(self, gap_ns: int, count: int) -> None:
-        """`count` requests each waited `gap_ns` between two tokens."""
+    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
+        """`count` requests each waited `gap_ns` between two tokens; `queued`: in the queue, for a part of it."""
 
     def on_finished(self, request: RequestTimeline) -> None:
         """The request ended; its tokens and chunks are complete. Its response may still be on the way."""
@@ -296,7 +296,9 @@ class TimelineTracker:
                 shared += 1
                 continue
             if request.last_token_ns is not None:
-                self._listener.on_gaps(t_ns - request.last_token_ns, 1)
+                # Only a request that came back from the queue has a piece of prompt admitted between two tokens.
+                queued = bool(request.chunks) and request.chunks[-1].admitted_ns >= request.last_token_ns
+                self._listener.on_gaps(t_ns - request.last_token_ns, 1, queued=queued)
             request.run_from = index
             if request.first_token_ns is None:
                 self._first_token(request, t_ns)

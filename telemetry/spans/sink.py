@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Final, Protocol
 
+from engine.config import EngineConfig
 from engine.events import (
     AnyEvent,
     EngineStarted,
@@ -91,11 +92,11 @@ class SpanSink:
         self._rate = max_traces_per_s
         self._notes: deque[ViolationNote] = deque(maxlen=_NOTES_KEPT)
         self._closed = False
-        self._begin("", "")
+        self._begin("", "", None)
 
-    def _begin(self, engine_id: str, model: str) -> None:
+    def _begin(self, engine_id: str, model: str, chunk_size: int | None) -> None:
         self._engine_id = engine_id
-        self._log = StepLog()
+        self._log = StepLog(chunk_size)
         self._tree = RequestTree(
             engine_id=engine_id,
             model=model,
@@ -125,7 +126,8 @@ class SpanSink:
         self._now_ns = event.t_ns
         match event:
             case EngineStarted():
-                self._begin(event.engine_id, event.model)
+                scheduler = EngineConfig.model_validate_json(event.config).scheduler
+                self._begin(event.engine_id, event.model, scheduler.chunked_prefill_size)
                 self._output.start(event)
             case RequestArrived():
                 self._arrived(event)
@@ -229,7 +231,7 @@ class SpanSink:
     def on_ttft(self, request: RequestTimeline) -> None:
         """Nothing to do."""
 
-    def on_gaps(self, gap_ns: int, count: int) -> None:
+    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
         """Nothing to do."""
 
     def on_finished(self, request: RequestTimeline) -> None:

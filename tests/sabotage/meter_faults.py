@@ -191,7 +191,7 @@ def negative_wait(metrics: MetricsSink, patch: pytest.MonkeyPatch) -> None:
 
 @miscounts("INV-TIME-02", "an admission told at the attempt")
 def admitted_early(metrics: MetricsSink, patch: pytest.MonkeyPatch) -> None:
-    original = TimelineTracker._decided
+    original = TimelineTracker.decided
 
     def broken(self: TimelineTracker, event: AdmissionDecided) -> None:
         original(self, event)
@@ -199,4 +199,4 @@ def admitted_early(metrics: MetricsSink, patch: pytest.MonkeyPatch) -> None:
         if request is not None and request.state is RequestState.WAITING and request.admitted_ns is None:
             request.admitted_ns = event.t_ns
 
-    patch.setattr(TimelineTracker, "_decided", broken)
+    patch.setattr(TimelineTracker, "decided", broken)

@@ -382,8 +382,8 @@ def test_checker_and_sinks_are_asked_at_scrape_time() -> None:
         checks_by_group={"page": 9}, violations_by_id={law: 2}, ns_by_tier={1: 5_000_000}, internal_errors=1
     )
     sinks = [
-        SimpleNamespace(component="journal", accepted=40, dropped=3, errors=1),
-        SimpleNamespace(component="elsewhere", accepted=1, dropped=1, errors=1),
+        SimpleNamespace(component="journal", accepted=40, dropped=3, errors=1, queued=5),
+        SimpleNamespace(component="elsewhere", accepted=1, dropped=1, errors=1, queued=1),
     ]
     sink = MetricsSink(clock=clock)
     TimedRun(engine_config(), sink)
@@ -399,6 +399,7 @@ def test_checker_and_sinks_are_asked_at_scrape_time() -> None:
     assert shown['admitscope_telemetry_errors_total{component="checker"}'] == 1
     assert shown['admitscope_telemetry_events_total{sink="journal"}'] == 40
     assert shown['admitscope_telemetry_dropped_total{sink="journal"}'] == 3
+    assert shown['admitscope_telemetry_queue_depth{sink="journal"}'] == 5
     assert shown["admitscope_heartbeat_timestamp_seconds"] == 12.0
 
 

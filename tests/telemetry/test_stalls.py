@@ -16,11 +16,11 @@ from telemetry.stalls import (
 )
 
 
-def planned(kind: StepKind, *, tokens: int = 0, chunk_limit: int | None = 64) -> StepPlanned:
+def planned(kind: StepKind, *, tokens: int = 0, chunk_size: int | None = None) -> StepPlanned:
     prefills = (PrefillRow("p", 0, tokens, True),) if tokens else ()
     return StepPlanned(
-        0, 1, 0, kind, "fcfs", prefills, ("d",), ("d",), (), (), 0, None, None, None, chunk_limit, None, False,
-        0.5, 0, 1, 0, 0.0, 0, (0, 0, 0, 0),
+        0, 1, 0, kind, "fcfs", prefills, ("d",), ("d",), (), (), 0, None, None, None, None, None, False,
+        0.5, 0, 1, 0, 0.0, 0, (0, 0, 0, 0), chunk_size=chunk_size,
     )  # fmt: skip
 
 
@@ -28,8 +28,8 @@ def completed(applied_ns: int) -> StepCompleted:
     return StepCompleted(0, 1, 0, StepKind.DECODE, (), StepTimes(applied_ns=applied_ns), False, (0, 0, 0, 0), 0, 1)
 
 
-def log_of(*steps: tuple[StepPlanned, int]) -> StepLog:
-    log = StepLog()
+def log_of(*steps: tuple[StepPlanned, int], chunk_size: int | None = 64) -> StepLog:
+    log = StepLog(chunk_size)
     for plan, applied in steps:
         log.add(plan, completed(applied))
     return log
@@ -53,8 +53,10 @@ def test_the_cause_is_that_of_the_longest_share() -> None:
 def test_half_of_the_chunk_limit_is_a_long_prefill_and_so_is_any_without_a_limit() -> None:
     assert log_of((planned(StepKind.MIXED, tokens=32), 10)).cause(0, 10, queued=False) == LONG_PREFILL
     assert log_of((planned(StepKind.MIXED, tokens=31), 10)).cause(0, 10, queued=False) == CHUNK_OVERHEAD
-    unlimited = planned(StepKind.MIXED, tokens=1, chunk_limit=None)
-    assert log_of((unlimited, 10)).cause(0, 10, queued=False) == LONG_PREFILL
+    one = planned(StepKind.MIXED, tokens=1)
+    assert log_of((one, 10), chunk_size=None).cause(0, 10, queued=False) == LONG_PREFILL
+    dynamic = planned(StepKind.MIXED, tokens=31, chunk_size=48)
+    assert log_of((dynamic, 10)).cause(0, 10, queued=False) == LONG_PREFILL
 
 
 def test_gaps_outside_the_log_are_put_down_to_the_kernel() -> None:

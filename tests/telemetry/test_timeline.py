@@ -53,7 +53,7 @@ class Listener:
         assert request.rid not in self.ttft, "announced twice"
         self.ttft[request.rid] = request
 
-    def on_gaps(self, gap_ns: int, count: int) -> None:
+    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
         self.gaps[gap_ns] += count
 
     def on_finished(self, request: RequestTimeline) -> None:
