@@ -82,7 +82,8 @@ class LifeBuilder:
             case RefusalsFoldedRecord() if record.rid == self.rid:
                 self._folded(record)
             case AbortRequestedRecord() if record.rid == self.rid:
-                self._abort_asked_ns = record.t_ns
+                # Turned away from the queue, nobody asked: its end says so.
+                self._abort_asked_ns = record.t_ns if record.cause is Cause.ABORT else None
             case ResponseSentRecord() if record.rid == self.rid:
                 self._response = ResponseFact(
                     first_byte_ns=record.first_byte_ns,

@@ -314,6 +314,9 @@ def test_fr_45_the_journal_has_the_cause_and_replays_the_same(tmp_path: Path, ca
     story = explain(tmp_path / "j.jsonl", "waits")
     assert story.life.end is not None
     assert story.life.end.cause is cause
+    told = [sentence.text for sentence in story.sentences]
+    assert told[-1].startswith("Refused: ")
+    assert not any("asked to abort" in text for text in told)
     all_end_well(run)
 
 
