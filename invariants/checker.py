@@ -31,7 +31,7 @@ from invariants.catalog import CATALOG, LAWS, Group
 from invariants.members import ADMIT, FINISHED, PREEMPT
 from invariants.meter_books import Readings
 from invariants.shadow import Shadow
-from invariants.violation import InvariantViolation, Violation
+from invariants.violation import InvariantViolation, Report, Violation
 from invariants.watch import GAP_STEPS, Watch
 
 OnViolation = Literal["off", "record", "raise"]
@@ -40,11 +40,6 @@ EVIDENCE_EVENTS: Final = 2_000
 KEPT_VIOLATIONS: Final = 1_000
 RATIO_TOLERANCE: Final = 1e-9
 _COMMIT_CAUSES: Final = frozenset({Cause.ADMIT, Cause.RETRACT, Cause.PREEMPT})
-
-
-def _leaves_claims(event: AnyEvent) -> bool:
-    """Whether the laws of an event do not ask where pages are."""
-    return isinstance(event, LockChanged) or (isinstance(event, RequestTransitioned) and event.cause is ADMIT)
 
 
 class InvariantChecker:
@@ -263,7 +258,7 @@ class InvariantChecker:
         if isinstance(event, PagesMoved) and event.cause == "claim":
             books.claims.append(event)
             return
-        if books.claims and not _leaves_claims(event):
+        if books.claims and not page_laws.leaves_claims(event):
             self._follow_claims(books)
         handler = self._handlers.get(type(event))
         if handler is not None:
@@ -277,6 +272,11 @@ class InvariantChecker:
         else:
             self._report("INV-STEP-02", "EngineStarted as the first event", type(event).__name__)
 
+    def _report_on(self, event: AnyEvent) -> Report:
+        """Reports that blame an event that came earlier than the one at hand."""
+        self._judged = event
+        return self._report
+
     def _follow_claims(self, books: Shadow) -> None:
         """Claims are judged when something comes that asks where pages are: together, which is much quicker."""
         claims, books.claims = books.claims, []
@@ -286,9 +286,7 @@ class InvariantChecker:
                 self._judged = claims[0]
                 lock_laws.settle(books, self._report)
             books.in_commit = True
-            if not page_laws.follow_claims(books, claims):
-                for self._judged in claims:
-                    page_laws.on_pages(books, self._judged, self._report)
+            page_laws.on_claims(books, claims, self._report_on)
         except InvariantViolation:
             raise
         except Exception as error:  # as in `emit`; the event at hand is to be judged all the same

@@ -23,6 +23,8 @@ OTHER_KIND, KEEPS, CHANGES = 0, 1, 2
 
 _FIRST_ID: Final = Struct("<I").unpack_from
 _WIDTH: Final = 8
+#: Groups of rows that claimed together and are remembered.
+KEPT_ROWS: Final = 64
 
 
 def tag_of(state: int, owner: int) -> int:
@@ -61,8 +63,6 @@ class PageBook:
         "_bytes",
         "_claimed",
         "_ids",
-        "_known",
-        "_labels",
         "_odd_rows",
         "_private",
         "_private_view",
@@ -88,11 +88,8 @@ class PageBook:
         self._odd_rows: dict[int, int] = {}
         #: Pages claimed in the open commit, as the events had them.
         self._claimed: list[bytes] = []
-        #: Owner labels of the last claims, and their rows.
-        self._labels: tuple[str, ...] = ()
-        self._rows = _ODD_ROWS
-        #: Owner label -> row and packed tag: as many as there are rows.
-        self._known: dict[str, tuple[int, bytes]] = {}
+        #: Owner labels of claims that came together -> their rows.
+        self._rows: dict[tuple[str, ...], _Rows] = {}
 
     def private_pages(self, row: int) -> int:
         """Private pages of a row."""
@@ -184,21 +181,19 @@ class PageBook:
         return rows.numbers
 
     def _rows_of(self, labels: tuple[str, ...]) -> _Rows:
-        """Rows of owner labels. Decode steps name the same ones again and again."""
-        if labels == self._labels:
-            return self._rows
-        known = self._known
-        for label in labels:
-            if label not in known:
-                row = int(label[2:]) if label[:2] == "r:" and label[2:].isdigit() else NO_OWNER
-                if not 0 <= row < self.num_rows:
-                    return _ODD_ROWS
-                known[label] = (row, packed(tag_of(PRIVATE, row)))
-        found = [known[label] for label in labels]
-        numbers = [row for row, _ in found]
-        places = np.array(numbers, dtype=np.intp) if len(set(numbers)) == len(numbers) else None
-        self._labels, self._rows = labels, _Rows(numbers, [tag for _, tag in found], places)
-        return self._rows
+        """Rows of owner labels. Decode steps name the same ones again and again, every `page_size` steps."""
+        rows = self._rows.get(labels)
+        if rows is None:
+            texts = [label[2:] for label in labels if label[:2] == "r:" and label[2:].isdigit()]
+            numbers = [int(text) for text in texts]
+            if len(numbers) != len(labels) or max(numbers) >= self.num_rows:
+                return _ODD_ROWS
+            places = np.array(numbers, dtype=np.intp) if len(set(numbers)) == len(numbers) else None
+            rows = _Rows(numbers, [packed(tag_of(PRIVATE, row)) for row in numbers], places)
+            if len(self._rows) >= KEPT_ROWS:
+                self._rows.clear()
+            self._rows[labels] = rows
+        return rows
 
     def _distinct(self, pages: bytes, tag: int) -> NDArray[np.intp] | None:
         """Indices of `pages` if all of them have this tag and none is named twice, else None."""

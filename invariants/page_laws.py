@@ -1,16 +1,18 @@
 """Laws of pages. Owns: INV-PAGE-01 to 03 per event — conservation, legal moves, nothing locked is evicted.
 
 A move that is as it should be is accepted and followed in a few operations, whatever its size; anything else is judged
-page by page. Claims, of which a step has one for each row, are taken together: see `follow_claims`.
+page by page. Claims, of which a step has one for each row, are taken together: see `on_claims`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from engine.events import PagesMoved, StepCompleted, StepPlanned
+from engine.events import AnyEvent, LockChanged, PagesMoved, RequestTransitioned, StepCompleted, StepPlanned
+from invariants.members import ADMIT
 from invariants.page_book import (
     CHANGES,
     EVICTABLE,
@@ -26,6 +28,9 @@ from invariants.page_book import (
 )
 from invariants.shadow import Shadow
 from invariants.violation import Report
+
+#: Pages of claims that are followed at once.
+CLAIMED_TOGETHER: Final = 8_192
 
 
 class Move(NamedTuple):
@@ -56,8 +61,24 @@ LEGAL: Final[dict[tuple[str, str, str], Move]] = {
 _PREFIX: Final = {FREE: "", PRIVATE: "r:", PROTECTED: "n:", EVICTABLE: "n:"}
 
 
+def leaves_claims(event: AnyEvent) -> bool:
+    """Whether the laws of an event do not ask where pages are, so that claims before it may be followed after it."""
+    return isinstance(event, LockChanged) or (isinstance(event, RequestTransitioned) and event.cause is ADMIT)
+
+
+def on_claims(books: Shadow, claims: list[PagesMoved], report: Callable[[PagesMoved], Report]) -> None:
+    """Claims of one commit. `report(claim)` reports about that claim, not about the event at hand."""
+    # Long prompts in small pages: memory that is asked for in megabytes comes page by page from the system.
+    group = max(1, CLAIMED_TOGETHER * 4 // max(len(claims[0].pages), 1))
+    for start in range(0, len(claims), group):
+        together = claims[start : start + group]
+        if not follow_claims(books, together):
+            for claim in together:
+                on_pages(books, claim, report(claim))
+
+
 def follow_claims(books: Shadow, claims: list[PagesMoved]) -> bool:
-    """Claims of one commit, together. False, and nothing is followed, when any is odd: then `on_pages` judges each."""
+    """Follow claims together. False, and nothing is followed, when any is odd: then `on_pages` judges each."""
     if {claim.source for claim in claims} != {"free"} or {claim.target for claim in claims} != {"private"}:
         return False
     rows = books.pool.follow_claims(tuple([claim.owner for claim in claims]), [claim.pages for claim in claims])

@@ -62,7 +62,7 @@ class Shadow:
         self.mixing = self.chunking and scheduler.enable_mixed_chunk
         # -- pages
         self.pool = PageBook(self.num_pages, self.max_rows)
-        #: Claims that are not followed yet: see `page_laws.follow_claims`.
+        #: Claims that are not followed yet: see `page_laws.on_claims`.
         self.claims: list[PagesMoved] = []
         # -- locks
         self.holders: dict[int, dict[str, int]] = {}
