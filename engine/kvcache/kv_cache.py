@@ -168,11 +168,9 @@ class KvCache:
 
     def extend(self, lease: KvLease, tokens: int) -> int:
         """Claim pages until the table covers `tokens` tokens. Returns the pages claimed; there must be enough free."""
-        missing = self.pages_ceil(tokens) - lease.count
-        if missing <= 0:
-            return 0
-        lease.append(self.pool.claim(missing, row=lease.row))
-        return missing
+        held = lease.count
+        next(self.extend_each([(lease, tokens)]))
+        return lease.count - held
 
     def extend_each(self, wanted: Sequence[tuple[KvLease, int]]) -> Iterator[None]:
         """`extend` for several leases, (lease, tokens) each, in one pass over the pool.

@@ -121,6 +121,17 @@ def test_phases_out_of_order_are_refused() -> None:
         scheduler.complete(StepOutcome(plan.step, ()).times)
 
 
+def test_a_member_is_never_given_a_prefix_that_is_not_cached() -> None:
+    run = CoreRun(engine_config(num_pages=64), RecordingSink())
+    run.add("a", 5)
+    run.scheduler.prepare(0)
+    plan = run.scheduler.plan(0)
+    (row,) = plan.prefills
+    wrong = msgspec.structs.replace(row, prefix_len=1, extend_len=row.extend_len - 1)
+    with pytest.raises(LawBroken, match="member a: planned on 1 cached tokens, 0 pages match"):
+        run.scheduler.commit(msgspec.structs.replace(plan, prefills=(wrong,)))
+
+
 def test_a_middle_chunk_is_never_sampled() -> None:
     seen = 0
     for run, _ in busy(chunked_prefill_size=32):
