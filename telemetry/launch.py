@@ -94,7 +94,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     checking = Checking(
         command.checker,
         on_violation=command.on_violation,
-        journal=journal.path if journal is not None else None,
+        journal=journal,
         run=journal.path.stem if journal is not None else engine_id,
         clock=clock,
     )
@@ -221,6 +221,7 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
         print(f"  journal  {instance.journal.path}")
     if command.traces.endpoint is not None:
         print(f"  traces   {command.traces.endpoint} (OTLP, {command.traces.protocol})")
+    print(f"  checker  {instance.checking.words()}")
     print(f"  page     {program()} dashboard {url}")
     sys.stdout.flush()
 
