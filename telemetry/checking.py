@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 from engine.clock import Clock
@@ -26,6 +25,7 @@ from telemetry.checker_settings import CheckerConfig
 from telemetry.evidence import FOLDER, EvidenceRecorder
 from telemetry.evidence_bundle import Picture
 from telemetry.isolation import IsolatedSink
+from telemetry.journal_cap import CappedJournal
 from telemetry.metric_catalog import NS
 from telemetry.metrics import MetricsSink
 
@@ -37,12 +37,12 @@ _END_S: Final = 5.0
 class Checking:
     """One engine's checker and what belongs to it. `attach` once the engine exists; `start` and `close` as it runs.
 
-    journal    the run's journal; None: there is none, and so no folder for evidence
+    journal    the run's journal, beside which evidence goes; None: there is none, and so no evidence
     listeners  told of each violation after log and evidence
     """
 
     def __init__(
-        self, config: CheckerConfig, *, on_violation: OnViolation, journal: Path | None, run: str, clock: Clock
+        self, config: CheckerConfig, *, on_violation: OnViolation, journal: CappedJournal | None, run: str, clock: Clock
     ) -> None:
         self._config = config
         self.listeners: list[Callable[[Violation], None]] = []
@@ -62,9 +62,10 @@ class Checking:
         self.evidence: EvidenceRecorder | None = None
         if journal is not None and config.evidence and not self.checker.is_off:
             self.evidence = EvidenceRecorder(
-                folder=journal.parent / FOLDER,
+                folder=journal.path.parent / FOLDER,
                 run=run,
-                journal=journal,
+                # One that is full does not reach the violation.
+                journal=lambda: None if journal.is_full else journal.path,
                 look=self._look,
                 picture=self._picture,
                 mode_of=self.checker.mode_of,
@@ -98,6 +99,15 @@ class Checking:
             self.auditor.close()
         if self.evidence is not None:
             self.evidence.close()
+
+    def words(self) -> str:
+        """For the lines that a server begins with."""
+        if self.checker.is_off:
+            return "off: no law is judged"
+        modes = ", ".join(f"{laws} {mode}" for mode, laws in self.checker.laws_by_mode.items() if laws)
+        period_s = self._config.audit_period_s
+        audits = "no audits" if period_s is None else f"an audit every {period_s:g} s"
+        return f"laws: {modes}; {audits}"
 
     def numbers(self) -> Iterator[tuple[str, str, int]]:
         """(family, label value, number) of what `/metrics` shows about all this."""

@@ -49,7 +49,7 @@ class EvidenceRecorder:
 
     folder     where bundles go, one folder each; made with the first
     run        name of the run: bundles are `<run>-<law>-<step>`
-    journal    the run's journal, which commands name; None when there is none
+    journal    the run's journal, which commands name, as long as it takes events; None when there is none
     look       (first event of the life, last events, snapshot of the audit under way) at the moment of a violation
     picture    takes a snapshot between two steps; called on the recorder's thread, may take its time
     mode_of    law → what its violation does
@@ -63,7 +63,7 @@ class EvidenceRecorder:
         *,
         folder: Path,
         run: str,
-        journal: Path | None,
+        journal: Callable[[], Path | None],
         look: Callable[[], tuple[EngineStarted | None, tuple[AnyEvent, ...], SchedulerSnapshot | None]],
         picture: Callable[[], Picture],
         mode_of: Callable[[str], str],
@@ -75,7 +75,7 @@ class EvidenceRecorder:
         # Absolute, for commands are pasted elsewhere and later.
         self._folder = folder.absolute()
         self._run_name = run
-        self._journal = journal.absolute() if journal is not None else None
+        self._journal = journal
         self._look = look
         self._picture = picture
         self._mode_of = mode_of
@@ -166,8 +166,14 @@ class EvidenceRecorder:
             if snapshot:
                 (partial / SNAPSHOT_FILE).write_bytes(snapshot)
             name = SNAPSHOT_FILE if snapshot else None
+            journal = self._journal()
             about = description(
-                case, folder=target, journal=self._journal, snapshot=name, taken=taken, program=program()
+                case,
+                folder=target,
+                journal=journal.absolute() if journal is not None else None,
+                snapshot=name,
+                taken=taken,
+                program=program(),
             )
             text = msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n"
             (partial / VIOLATION_FILE).write_bytes(text)

@@ -22,6 +22,7 @@ import msgspec
 
 from engine.events import AnyEvent, EngineStarted
 from engine.kvcache.snapshot import SchedulerSnapshot
+from invariants.catalog import CATALOG, Group
 from invariants.violation import Violation
 from telemetry.journal import JournalSink
 from telemetry.schema import encode
@@ -30,6 +31,10 @@ from telemetry.schema_journal import HeaderRecord
 VIOLATION_FILE: Final = "violation.json"
 EVENTS_FILE: Final = "events.jsonl"
 SNAPSHOT_FILE: Final = "snapshot.json"
+
+
+#: Laws about numbers and times that listeners show, which no journal holds.
+ABOUT_LISTENERS: Final = frozenset({"INV-TIME-02"} | {law.id for law in CATALOG if law.group is Group.METER})
 
 
 class Picture(NamedTuple):
@@ -145,7 +150,10 @@ def commands(
     audited = case.violation.by == "audit" and snapshot is not None
     state = f" --snapshot {shlex.quote(str(folder / SNAPSHOT_FILE))}" if audited else ""
     quoted = shlex.quote(str(record))
+    why = "judge the record again"
+    if case.violation.id in ABOUT_LISTENERS:
+        why = "what listeners counted is in no record: this says whether the engine's own laws held"
     return [
-        {"why": "judge the record again", "command": f"{program} check {quoted}{until}{state}"},
+        {"why": why, "command": f"{program} check {quoted}{until}{state}"},
         {"why": "does the code of today decide the same?", "command": f"{program} replay {quoted}"},
     ]

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.append(measure.of(fault))
         print(_line(results[-1]), flush=True)
     print()
-    faults = _complaints(results, whole=not word)
+    faults = complaints(results, whole=not word)
     _print_figures(results, time.monotonic() - started)
     for complaint in faults:
         print(f"  {complaint}")
@@ -84,7 +84,7 @@ def _print_figures(results: Sequence[Caught], seconds: float) -> None:
     print(f"tier 1 alone: {by_any} of {len(results)} ({by_law} by the law named)")
 
 
-def _complaints(results: Sequence[Caught], *, whole: bool) -> list[str]:
+def complaints(results: Sequence[Caught], *, whole: bool) -> list[str]:
     """What makes the run fail."""
     found = [f"missed: {result.fault.name} ({result.fault.law})" for result in results if result.lag is None]
     found += [

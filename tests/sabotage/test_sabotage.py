@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from engine.events import AdmissionDecided, AnyEvent, PagesMoved, RequestTransitioned, StepPlanned
 from invariants import CATALOG, InvariantChecker, InvariantViolation, Violation
 from tests.builders import CoreRun, Tap
+from tests.sabotage import run
 from tests.sabotage.every import DUE, FAULTS, KNOWN
 from tests.sabotage.measure import Measure, kind_of
-from tests.sabotage.scenario import GAP_STEPS, PROGRESS_STEPS, Fault, config, run_with, workload
+from tests.sabotage.scenario import GAP_STEPS, PROGRESS_STEPS, Fault, config, run_with, same, workload
 
 
 def fault_id(fault: Fault) -> str:
@@ -119,6 +121,33 @@ def test_without_audits_some_faults_stay_unseen() -> None:
     assert result.lag == 0
     assert result.alone is None
     assert result.alone_laws == ()
+
+
+def test_the_runner_prints_a_table_and_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["INV-CHUNK-05"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"a first cut three tokens short +engine +INV-CHUNK-05 +0 +0  CHUNK-05", out)
+    assert "2 faults in" in out
+    assert "tier 1 alone: 2 of 2" in out
+    assert out.endswith("sabotage: caught 2 of 2\n")
+
+
+def test_the_runner_fails_for_a_miss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    harmless = Fault("INV-CHUNK-05", "nothing at all", edit=lambda: same)
+    monkeypatch.setattr(run, "FAULTS", [harmless])
+    assert run.main(["nothing at all"]) == 1
+    out = capsys.readouterr().out
+    assert "missed: nothing at all (INV-CHUNK-05)" in out
+    assert out.endswith("sabotage: caught 0 of 1\n")
+
+
+def test_the_runner_fails_for_a_law_without_sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [fault for fault in FAULTS if fault.law != "INV-CHUNK-05" and fault.name != "an admission charged twice"]
+    monkeypatch.setattr(run, "FAULTS", [*kept, Fault("INV-NONE-01", "of no law")])
+    complaints = "\n".join(run.complaints([], whole=True))
+    assert "a law without a sabotage: INV-CHUNK-05" in complaints
+    assert "a sabotage of a law that is none: INV-NONE-01" in complaints
+    assert "a known fault without its sabotage: double charge" in complaints
 
 
 def test_every_law_has_a_fault() -> None:

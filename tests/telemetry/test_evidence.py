@@ -17,6 +17,7 @@ from engine.events import AnyEvent
 from engine.kvcache.snapshot import SchedulerSnapshot
 from invariants import InvariantChecker, OnViolation
 from invariants.checker import EVIDENCE_EVENTS
+from invariants.meter_books import Readings
 from telemetry import evidence as evidence_module
 from telemetry.cli import main
 from telemetry.evidence import EvidenceRecorder
@@ -33,12 +34,13 @@ class Watched:
 
     def __init__(self, folder: Path, *, journal: bool = True, mode: OnViolation = "record", **limits: Any) -> None:
         self.clock = VirtualClock()
+        self.journal_goes_on = True
         self.folder = folder / "evidence"
         self.journal = JournalSink(folder / "run.jsonl") if journal else None
         self.recorder = EvidenceRecorder(
             folder=self.folder,
             run="run",
-            journal=self.journal.path if self.journal else None,
+            journal=lambda: self.journal.path if self.journal is not None and self.journal_goes_on else None,
             look=lambda: (self.checker.started, self.checker.evidence(), self.checker.audited),
             picture=self.picture,
             mode_of=self.mode_of,
@@ -143,6 +145,25 @@ def test_without_a_record_from_the_start_no_command_is_promised(tmp_path: Path) 
     (about,) = watched.bundles().values()
     assert about["commands"] == []
     assert about["journal"] is None
+
+
+def test_a_journal_that_ended_before_is_not_named(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.work(1_000)
+    watched.journal_goes_on = False
+    watched.break_a_law()
+    (about,) = watched.bundles().values()
+    assert about["commands"] == []
+
+
+def test_a_law_about_listeners_promises_no_more_than_a_record_holds(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.work(2)
+    watched.checker.audit(watched.run.scheduler.snapshot())
+    watched.checker.audit_readings(Readings(counters={("steps_total", "decode"): -1}))
+    found = [about for about in watched.bundles().values() if about["id"] == "INV-METER-02"]
+    assert found
+    assert "what listeners counted is in no record" in found[0]["commands"][0]["why"]
 
 
 def test_what_only_an_audit_sees_is_seen_again_in_its_snapshot(

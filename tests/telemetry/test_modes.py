@@ -270,6 +270,22 @@ def test_an_idle_engine_is_ended_as_well() -> None:
         instance.close()
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"on_violation": "off"}, "off: no law is judged"),
+        ({"on_violation": "record", "checker": {"audit_period_s": None}}, r"laws: \d+ record; no audits"),
+        ({"on_violation": "raise", "checker": {"overrides": "INV-PROG-01=off"}}, r"laws: 1 off, \d+ raise; an audit"),
+    ],
+)
+def test_a_server_says_how_it_is_checked(fields: dict[str, Any], words: str) -> None:
+    instance = _instance(**fields)
+    try:
+        assert re.match(words, instance.checking.words())
+    finally:
+        instance.close()
+
+
 def test_others_may_hear_of_violations_too() -> None:
     instance = _instance(on_violation="record")
     try:
