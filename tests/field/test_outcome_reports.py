@@ -37,11 +37,11 @@ def test_fr_30_each_outcome_is_counted_once_with_its_reason(tmp_path: Path) -> N
     """Twelve ways to end: received = accepted + rejected, accepted = sum over causes, tokens = sum over outcomes."""
     sections = {
         "scheduler": {"max_running_requests": 1},
-        "server": {"max_queued_requests": 2, "queue_timeout_s": 0.6},
+        "server": {"max_queued_requests": 2, "queue_timeout_s": 2.0},
         "cache": {"num_pages": 8, "page_size": 16},
         "model": {"max_context_tokens": 512},
     }
-    with whole(tmp_path, step_ms=10, **sections) as live:
+    with whole(tmp_path, **sections) as live:
         assert live.post().json()["choices"][0]["finish_reason"] == "stop"
         assert live.post(max_tokens=2).json()["choices"][0]["finish_reason"] == "length"
         assert live.post(stop=["cd"]).json()["choices"][0]["text"] == "ab"
@@ -51,6 +51,7 @@ def test_fr_30_each_outcome_is_counted_once_with_its_reason(tmp_path: Path) -> N
         assert live.post(prompt="x" * 600).status_code == 400
         live.executor.fail_next = True
         assert live.post().status_code == 503
+        live.executor._step_s = 0.05
         _hang_up(live, "running")
         live.executor.gate.clear()
         with ThreadPoolExecutor(8) as threads:
