@@ -7,7 +7,7 @@ with field, value and limit; an unknown request 404; an engine that has not star
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +15,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from telemetry.exposition import Exposition
-from telemetry.observe import ObserveError, Value
+from telemetry.observe import (
+    EngineStatus,
+    Explanation,
+    LatencyAnswer,
+    ObserveError,
+    PageMap,
+    PassesAnswer,
+    QueueAnswer,
+    RequestDetail,
+    RequestsAnswer,
+    Value,
+)
 from telemetry.read_model import KEPT_STEPS, NotStarted, ReadModel
 
 MAX_LIMIT: Final = 5_000
@@ -92,21 +103,51 @@ def create_router(model: ReadModel, exposition: Exposition | None = None) -> API
     async def explain(rid: str) -> Response:
         return await _answer(lambda: model.explain(_rid(rid)))
 
-    routes: dict[str, Callable[..., Awaitable[Response]]] = {
-        "/observe/status": status,
-        "/observe/queue": queue,
-        "/observe/passes": passes,
-        "/observe/latency": latency,
-        "/observe/requests": requests,
-        "/observe/requests/{rid:path}": one,
-        "/observe/pages": pages,
-        "/observe/explain/{rid:path}": explain,
-    }
-    for path, handler in routes.items():
-        router.add_api_route(path, handler, methods=["GET"], response_model=None)
+    routes: tuple[tuple[str, Callable[..., Awaitable[Response]], type[Value], str | None, int], ...] = (
+        ("/observe/status", status, EngineStatus, None, 0),
+        ("/observe/queue", queue, QueueAnswer, "limit", MAX_LIMIT),
+        ("/observe/passes", passes, PassesAnswer, "n", KEPT_STEPS),
+        ("/observe/latency", latency, LatencyAnswer, None, 0),
+        ("/observe/requests", requests, RequestsAnswer, "limit", MAX_LIMIT),
+        ("/observe/requests/{rid:path}", one, RequestDetail, None, 0),
+        ("/observe/pages", pages, PageMap, None, 0),
+        ("/observe/explain/{rid:path}", explain, Explanation, None, 0),
+    )
+    for path, handler, answer, parameter, most in routes:
+        router.add_api_route(
+            path,
+            handler,
+            methods=["GET"],
+            response_model=None,
+            responses=_answers(answer, has_id="{rid" in path),
+            openapi_extra=_asks(parameter, most),
+        )
     if exposition is not None:
         _add_metrics(router, exposition)
     return router
+
+
+def _answers(answer: type[Value], *, has_id: bool) -> dict[int | str, dict[str, Any]]:
+    """What the published description says of a route's answers."""
+    told: dict[int | str, dict[str, Any]] = {200: {"model": answer}}
+    for status, text in ((400, "The question is out of bounds"), (503, "The engine has not started")):
+        told[status] = {"model": ObserveError, "description": text}
+    if has_id:
+        # A path with a line break matches no route, so that the server answers in its own shape.
+        shapes = [{"$ref": f"#/components/schemas/{name}"} for name in ("ObserveError", "Error")]
+        told[404] = {
+            "description": "No live or recently finished request has this id",
+            "content": {"application/json": {"schema": {"anyOf": shapes}}},
+        }
+    return told
+
+
+def _asks(parameter: str | None, most: int) -> dict[str, Any] | None:
+    """The one query parameter of a route, which it checks itself."""
+    if parameter is None:
+        return None
+    schema = {"type": "integer", "minimum": 1, "maximum": most}
+    return {"parameters": [{"name": parameter, "in": "query", "required": False, "schema": schema}]}
 
 
 def _rid(rid: str) -> str:
@@ -121,4 +162,13 @@ def _add_metrics(router: APIRouter, exposition: Exposition) -> None:
         body, content_type = await run_in_threadpool(exposition.render, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type, **_NO_STORE})
 
-    router.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
+    text: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    text |= {"application/openmetrics-text": {"schema": {"type": "string"}}}
+    router.add_api_route(
+        "/metrics",
+        metrics,
+        methods=["GET"],
+        response_model=None,
+        response_class=Response,
+        responses={200: {"description": "Prometheus text, or OpenMetrics for those who ask for it", "content": text}},
+    )

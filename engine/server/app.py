@@ -28,7 +28,7 @@ from engine.server.gate import Gate
 from engine.server.health import Health, liveness, readiness
 from engine.server.intake import Intake, ServedModel, num_choices, take_in
 from engine.server.observer import FrontEndObserver, NullObserver
-from engine.server.openapi import document, operation
+from engine.server.openapi import document, operation, refusals
 from engine.server.render import Envelope
 from engine.server.schemas import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
 from engine.server.streaming import GenerationResponse
@@ -193,9 +193,10 @@ def _add_routes(app: FastAPI, front: FrontEnd) -> None:
     post("/v1/completions", front.completions, CompletionBody)
     post("/v1/chat/completions", front.chat_completions, ChatCompletionBody)
     app.add_api_route("/v1/models", front.models)
-    app.add_api_route("/v1/models/{name:path}", front.model)
-    app.add_api_route("/health", front.health, response_model=None)
-    app.add_api_route("/ready", front.ready, response_model=None)
+    app.add_api_route("/v1/models/{name:path}", front.model, responses=refusals("404"))
+    probe: dict[int | str, dict[str, Any]] = {503: {"description": "Not so, and why"}}
+    app.add_api_route("/health", front.health, response_model=None, responses=probe)
+    app.add_api_route("/ready", front.ready, response_model=None, responses=probe)
 
 
 def _probe(health: Health) -> Response:

@@ -44,14 +44,25 @@ _STATUSES: Final = {
 
 def operation(body: type[GenerationBody]) -> dict[str, Any]:
     """`openapi_extra` of a generation route."""
-    error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     return {
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": {"$ref": _REF.format(model=body.__name__)}}},
         },
-        "responses": {status: {"description": text, "content": error} for status, text in _STATUSES.items()},
+        "responses": {
+            "200": {
+                "description": "The answer, whole or as a stream of events",
+                "content": {"application/json": {"schema": {}}, "text/event-stream": {"schema": {"type": "string"}}},
+            },
+            **refusals(*_STATUSES),
+        },
     }
+
+
+def refusals(*statuses: str) -> dict[int | str, dict[str, Any]]:
+    """Errors of a route, by status: all have one shape."""
+    content = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

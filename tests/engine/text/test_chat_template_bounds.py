@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         "{{ 9 ** 99999 }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '%*d' % (1000000000, 1) }}",
-        "{% for a in range(100000) %}{% for b in range(100000) %}{{ messages[0]['content'] * 1000 }}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{% for b in range(999) %}{{ messages[0]['content'] * 999 }}{% endfor %}{% endfor %}",
         "{% for a in range(1000000) %}x{% endfor %}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",

@@ -1,0 +1,20 @@
+"""The server against its own OpenAPI document: a thousand drawn requests, answered as documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.contract import FLAGS, run
+from bench.tiny_server import tiny_server
+
+
+def test_every_answer_is_as_documented_and_none_is_a_server_error(tmp_path: Path) -> None:
+    with tiny_server(tmp_path, FLAGS) as server:
+        report = run(server.url, cases=1000)
+        held = server.until_nothing_is_held(files=1 << 20)
+    assert report.faults == {}
+    assert report.cases >= 900
+    statuses = {status for _, status in report.statuses}
+    assert statuses >= {200, 400, 404}, "the cases went deep enough to be answered"
+    assert statuses < set(range(200, 500))
+    assert (held.is_nothing, held.violations, held.telemetry_errors) == (True, 0, 0)
