@@ -160,10 +160,7 @@ def _start_servers(command: DemoCommand, run: _Run, logs: Path) -> None:
     api_port = free_port(HOST, command.api_port)
     _say_if_moved(run.console, "API", command.api_port, api_port)
     run.api_url = f"http://{HOST}:{api_port}"
-    flags = ["serve", "--server.host", HOST, "--server.port", str(api_port), *SERVE_FLAGS]
-    # A demo stops at the first broken law, unless it was asked for something else: here, or by the environment.
-    if command.on_violation is not None or environment_name("--on-violation") not in os.environ:
-        flags += ["--on-violation", command.on_violation or "raise"]
+    flags = ["serve", "--server.host", HOST, "--server.port", str(api_port), *SERVE_FLAGS, *_mode(command)]
     flags += ["--journal", str(command.journal) if command.journal is not None else "none"]
     run.children.append(Child("server", "telemetry.cli", flags, log=logs / "server.log"))
     if command.dashboard:
@@ -172,6 +169,13 @@ def _start_servers(command: DemoCommand, run: _Run, logs: Path) -> None:
         flags = ["dashboard", run.api_url, "--host", HOST, "--port", str(page_port)]
         run.children.append(Child("dashboard", "telemetry.cli", flags, log=logs / "dashboard.log"))
         run.page_url = f"http://{HOST}:{page_port}"
+
+
+def _mode(command: DemoCommand) -> list[str]:
+    """A demo stops at the first broken law, unless it was asked for something else: by flag, or by the environment."""
+    if command.on_violation is None and environment_name("--on-violation") in os.environ:
+        return []
+    return ["--on-violation", command.on_violation or "raise"]
 
 
 def _say_if_moved(console: Console, name: str, wanted: int, got: int) -> None:

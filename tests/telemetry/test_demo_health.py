@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from telemetry.demo.orchestrator import DemoFailed, _Run
+from telemetry.demo.orchestrator import DemoFailed, _mode, _Run
 from telemetry.demo.processes import Child
+from telemetry.settings import DemoCommand
 
 
 class _Server(BaseHTTPRequestHandler):
@@ -56,3 +57,12 @@ def test_a_dead_engine_ends_the_demo_and_shows_the_log(
             run.read_metrics()
     finally:
         child.stop(5.0)
+
+
+def test_a_demo_stops_at_the_first_broken_law_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ADMITSCOPE_ON_VIOLATION", raising=False)
+    assert _mode(DemoCommand()) == ["--on-violation", "raise"]
+    assert _mode(DemoCommand(on_violation="record")) == ["--on-violation", "record"]
+    monkeypatch.setenv("ADMITSCOPE_ON_VIOLATION", "record")
+    assert _mode(DemoCommand()) == []  # the server reads it itself
+    assert _mode(DemoCommand(on_violation="off")) == ["--on-violation", "off"]
