@@ -25,7 +25,6 @@ from fastapi import FastAPI
 from engine.clock import Clock, MonotonicClock
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.events import FanOut
 from engine.executor.base import Executor, ExecutorInfo
 from engine.executor.factory import build_executor
 from engine.llm_engine import LLMEngine
@@ -42,6 +41,8 @@ from telemetry.exposition import Exposition
 from telemetry.isolation import IsolatedSink
 from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
+from telemetry.metering import MeteredFanOut
+from telemetry.metric_catalog import NS
 from telemetry.metrics import MetricsSink
 from telemetry.ports import bind_listener, make_room_for_files, port_of
 from telemetry.program import program
@@ -88,7 +89,8 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     executor = executor or build_executor(config)
     info = executor.info()
     tokenizer = tokenizer_for(config, info)
-    metrics = MetricsSink(clock=clock, expects_responses=True)
+    late_ns = round(command.traces.gap_objective_s * NS)
+    metrics = MetricsSink(clock=clock, expects_responses=True, late_ns=late_ns)
     journal = _journal(command)
     engine_id = uuid.uuid4().hex[:12]
     checking = Checking(
@@ -99,7 +101,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         clock=clock,
     )
     checker = checking.checker
-    isolated = (*checking.sinks, IsolatedSink(metrics, "metrics"))
+    judging, counting = checking.sinks, IsolatedSink(metrics, "metrics")
     read_model = ReadModel(
         clock=clock,
         expects_responses=True,
@@ -115,12 +117,20 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         span_sink, span_export = traces
         queues = (*queues, BufferedSink(span_sink, "spans"))
         checking.listeners.append(span_sink.note_violation)
-    sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *isolated)
+    sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *judging, counting)
+    fan_out = MeteredFanOut(
+        [
+            *(("publish", queue) for queue in queues),
+            *(("check", sink) for sink in judging),
+            ("metric", counting),
+        ],
+        time.perf_counter_ns,
+    )
     engine = LLMEngine(
         config,
         executor=executor,
         clock=clock,
-        sink=FanOut(sinks),
+        sink=fan_out,
         stop_watcher=stop_watchers(tokenizer),
         key_secret=secrets.token_bytes(32),
         version=version(),
@@ -144,6 +154,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
 
     def others() -> Iterator[tuple[str, str, int]]:
         yield from checking.numbers()
+        yield from fan_out.numbers()
         if traces is not None:
             yield from span_export.numbers()
 

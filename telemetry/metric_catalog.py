@@ -63,6 +63,8 @@ KV_STATES: Final = ("free", "private", "protected", "evictable")
 SINKS: Final = ("journal", "spans", "read_model", "parquet")
 COMPONENTS: Final = ("journal", "spans", "metrics", "read_model", "checker", "parquet")
 CHECK_GROUPS: Final = tuple(group.value for group in Group)
+#: What listeners do on the engine thread: judge, count, and hand over to threads of their own.
+PARTS: Final = ("check", "metric", "publish")
 #: Where in its prompt an admitted piece lies.
 POSITION_OF: Final = {
     Reason.ADMITTED_WHOLE: "whole",
@@ -261,6 +263,13 @@ _OBSERVER: Final = (
     _counter("telemetry_dropped_total", "What evidence is missing?", "sink", SINKS),
     _gauge("telemetry_queue_depth", "Is a sink falling behind?", "sink", SINKS),
     _counter("spans_exported_total", "Do traces arrive?", "outcome", ("ok", "failed", "dropped")),
+    _counter(
+        "telemetry_seconds_total",
+        "What does observability cost on the engine thread? Estimated from one step in 16.",
+        "part",
+        PARTS,
+        NS,
+    ),
     _counter("invariant_checks_total", "Is the checker running at all?", "group", CHECK_GROUPS),
     _counter("violations_total", "Which law broke?", "id", tuple(law.id for law in LAWS)),
     _counter("invariant_check_seconds_total", "What does checking cost?", "tier", TIERS, NS),
