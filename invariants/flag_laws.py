@@ -6,6 +6,7 @@ what it was a moment ago, but with what its definition says about the events sin
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from engine.config import EngineConfig, Policy
@@ -28,6 +29,9 @@ class FlagLaws:
         #: Without a latch, and with preemption, the flag is of no consequence after its step and is not followed.
         self._latches = str(scheduler.kv_accounting) == "reference" and not scheduler.enable_priority_preemption
         self._caps = scheduler.schedule_policy is Policy.SHORTEST_PREFILL_FIRST
+        align = scheduler.truncation_align_size
+        #: The shortest cut that an alignment allows: a cap below it does not make the piece shorter.
+        self._shortest = 1 if align is None else math.lcm(align, config.cache.page_size)
         #: The full flag as the last plan told it.
         self.full = False
         #: The plan before, whose batch a flag may outlive or not.
@@ -97,11 +101,12 @@ class FlagLaws:
                 f"chunk_limit {cap}, continuation {books.view.continuation}",
             )
             return
+        most = max(cap, self._shortest)
         for decision in books.decisions[:1]:
-            if decision.is_continuation and decision.selected_extend > cap:
+            if decision.is_continuation and decision.selected_extend > most:
                 report(
                     "INV-FLAG-04",
-                    f"a piece of at most {cap} tokens",
+                    f"a piece of at most {most} tokens",
                     f"{decision.selected_extend}",
                     rid=decision.rid,
                     seqs=(decision.seq,),

@@ -13,13 +13,18 @@ from engine.config import EngineConfig, Policy
 _PAGES = {1: (4, 120), 2: (3, 80), 16: (3, 30), 64: (3, 12)}
 
 
-#: What every fifth seed is about. Chance alone would bring it up too seldom.
-Theme = Literal["any", "squeezed", "no tree"]
-_THEMES: tuple[Theme, ...] = ("any", "any", "any", "squeezed", "no tree")
+#: What a seed is about. Chance alone would bring the others up too seldom. Eleven, so that each meets every policy.
+Theme = Literal["any", "squeezed", "no tree", "crowd"]
+_THEMES: tuple[Theme, ...] = (
+    *("any", "squeezed", "no tree", "any", "any", "crowd"),
+    *("any", "squeezed", "no tree", "any", "any"),
+)
 
 
 def theme_of(seed: int) -> Theme:
-    """squeezed: a half-prefilled prompt and long answers fight for memory. no tree: lengths known in advance."""
+    """squeezed: a half-prefilled prompt and long answers fight for memory. no tree: lengths known in advance.
+    crowd: many run and many wait.
+    """
     return _THEMES[seed % len(_THEMES)]
 
 
@@ -97,4 +102,8 @@ def _themed(rng: Random, theme: Theme, config: dict[str, dict[str, Any]]) -> dic
         scheduler |= {"schedule_conservativeness": rng.choice([0.01, 0.3]), "max_running_requests": 6}
         scheduler |= {"max_prefill_tokens": 8192, "prefill_max_requests": None, "target_step_ms": None}
         cache |= {"page_size": page, "enable_radix": False, "num_pages": rng.randint(16, 40)}
+    elif theme == "crowd":
+        scheduler |= {"max_running_requests": rng.choice([16, 32]), "max_prefill_tokens": 8192}
+        scheduler |= {"chunked_prefill_size": rng.choice([4, 16]) * page, "prefill_max_requests": None}
+        cache["num_pages"] = rng.randint(100, 300) if page < 16 else rng.randint(40, 100)
     return config

@@ -73,7 +73,7 @@ def gather(
     shrinker = Shrinker(
         scenario,
         failure,
-        lambda one: simulate(one, audit_every=audit_every, breaker=breaker).failure,
+        lambda one, most: simulate(one, audit_every=audit_every, breaker=breaker, most_steps=most).failure,
         budget_s=budget_s,
     )
     small = shrinker.shrink()

@@ -69,7 +69,7 @@ def scenario_of(seed: int, steps: int) -> Scenario:
         steps=steps,
         step_ns=rng.choice([0, 1_000, 1_000_000, 1_000_000, 30_000_000]),
         tick_ns=rng.choice([0, 700, 700]),
-        most_waiting=rng.choice([2, 6, 6, 16]),
+        most_waiting=96 if theme_of(seed) == "crowd" else rng.choice([2, 6, 6, 16]),
         closing=rng.choice(["drain", "drain", "drain", "abort"]),
         clock_falls=falls,
     )
@@ -89,7 +89,7 @@ class _Writer:
         self.ops: list[AnyOp] = []
 
     def burst(self, at: int) -> None:
-        for _ in range(self._rng.randint(3, 12)):
+        for _ in range(self._rng.randint(20, 60) if self._theme == "crowd" else self._rng.randint(3, 12)):
             self._arrive(at)
 
     def step(self, at: int, episode: Episode) -> None:
@@ -164,6 +164,9 @@ class _Writer:
             slices = rng.choice([1, 2, 3, 4, 6]) * self._chunk // 4 + rng.randint(-1, 1)
             own = slices if rng.random() < 0.6 else rng.randint(60, 95) * pool // 100
             return 0, max(1, own), rng.randint(1, pool // 3)
+        if self._theme == "crowd":
+            share, own = rng.choice([0, 4, 4, 8]) * pool // 100, rng.randint(0, pool // 40) + rng.randint(0, 2)
+            return share, own, rng.randint(1, 1 + pool // 25)
         small, large = {"small": (10, 15), "mixed": (35, 40), "large": (70, 30), "storm": (12, 12)}[self._size]
         share = rng.choice([0, small // 3, small]) * pool // 100
         own = rng.randint(0, large) * pool // 100 + rng.randint(0, 2)

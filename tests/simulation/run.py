@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -93,14 +94,26 @@ def run_seeds(
                 reports.append(run_seed(seed, steps, audit_every))
                 advance(reports)
         else:
-            # Spawned, not forked: the parent may have threads, and a child that starts anew proves more.
-            with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-                futures = [pool.submit(run_seed, seed, steps, audit_every) for seed in seeds]
-                for future in as_completed(futures):
-                    reports.append(future.result())
-                    advance(reports)
+            for report in _in_processes(seeds, steps, audit_every, jobs):
+                reports.append(report)
+                advance(reports)
     reports.sort(key=lambda report: report.seed)
     return Summary(tuple(reports), time.monotonic() - started)
+
+
+def _in_processes(seeds: Sequence[int], steps: int, audit_every: int, jobs: int) -> Iterator[Report]:
+    """Reports as they come. Spawned, not forked: the parent may have threads, and who starts anew proves more."""
+    pool = ProcessPoolExecutor(
+        jobs,
+        mp_context=get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is the parent's business
+    )
+    try:
+        for future in as_completed([pool.submit(run_seed, seed, steps, audit_every) for seed in seeds]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class _Advance:
@@ -211,4 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -19,8 +19,10 @@ from engine.errors import ConfigError
 from tests.simulation.scenario import AnyOp, Arrive, Scenario
 from tests.simulation.simulate import Failure
 
-#: Runs a scenario; the failure, None when it ends well.
-Try = Callable[[Scenario], Failure | None]
+#: Runs a scenario for at most so many steps; the failure, None when there was none.
+Try = Callable[[Scenario, int], Failure | None]
+#: How much later than the best so far a smaller scenario may fail. Who fails much later would cost much time.
+LATER = 10
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "scheduler": {name: field.default for name, field in SchedulerConfig.model_fields.items()},
@@ -31,18 +33,21 @@ _SMALLEST = {"page_size": 1, "num_pages": 2, "max_running_requests": 1}
 
 
 class Shrinker:
-    """One search. `best` is the smallest scenario found so far, `tries` how many were run."""
+    """One search. `best` is the smallest scenario found so far, `tries` how many were run.
+
+    budget_s   seconds of processor time, so that a busy machine does not shrink less
+    """
 
     def __init__(self, scenario: Scenario, failure: Failure, run: Try, *, budget_s: float) -> None:
         self.best = scenario
         self.failure = failure
         self.tries = 0
         self._run = run
-        self._until = time.monotonic() + budget_s
+        self._until = time.process_time() + budget_s
 
     @property
     def is_over(self) -> bool:
-        return time.monotonic() >= self._until
+        return time.process_time() >= self._until
 
     def shrink(self) -> Scenario:
         """Passes until none finds anything more, or the time is over."""
@@ -62,7 +67,7 @@ class Shrinker:
             return False
         self.tries += 1
         try:
-            failure = self._run(candidate)
+            failure = self._run(candidate, self.failure.step + LATER)
         except (ConfigError, ValidationError):  # no engine starts with this
             return False
         if failure is None or failure.what != self.failure.what:

@@ -49,15 +49,20 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def simulate(
-    scenario: Scenario, *, audit_every: int = 1, sink: EventSink | None = None, breaker: Breaker | None = None
+    scenario: Scenario,
+    *,
+    audit_every: int = 1,
+    sink: EventSink | None = None,
+    breaker: Breaker | None = None,
+    most_steps: int | None = None,
 ) -> Report:
-    """Run a scenario. Never raises for a fault of the engine: the report tells it."""
+    """Run a scenario, or so many steps of it. Never raises for a fault of the engine: the report tells it."""
     started = time.process_time()
     world = World(scenario, audit_every=audit_every, sink=sink)
     failure = None
     with nullcontext() if breaker is None else breaker(world):
         try:
-            world.play()
+            world.play(most_steps)
         except Exception as error:  # whatever it is, it is the finding
             failure = _told(error, world)
     return Report(

@@ -117,19 +117,21 @@ class World:
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
-    def play(self) -> None:
-        """The whole scenario. Raises InvariantViolation, Unsound, or whatever broke."""
+    def play(self, most_steps: int | None = None) -> None:
+        """The whole scenario, or no more than so many steps. Raises InvariantViolation, Unsound, or whatever broke."""
         self.seen.settings(self.scenario)
         ops, place = self.scenario.ops, 0
         for at in range(self.scenario.steps):
+            if self.steps == most_steps:
+                return
             now: list[AnyOp] = []
             while place < len(ops) and ops[place].at <= at:
                 now.append(ops[place])
                 place += 1
             self.step(now)
-        self._close()
+        self._close(most_steps)
 
-    def _close(self) -> None:
+    def _close(self, most_steps: int | None) -> None:
         """Until nothing is left, in a time that the work at hand bounds; then nothing is held."""
         self._misses, self.model.spoil = 0, None
         if self.scenario.closing == "abort":
@@ -139,6 +141,8 @@ class World:
         for _ in range(bound):
             if not self.engine.has_work:
                 break
+            if self.steps == most_steps:
+                return
             self.step(())
         if self.lives:
             raise Unsound(
