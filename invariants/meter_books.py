@@ -50,6 +50,7 @@ class MeterBooks:
     steps, examined   by kind and by reason; tokens: of outputs; chosen_tokens, cached_tokens: of admitted pieces
     arrived, admitted, first_tokens, many_tokens   requests: all; admitted once; with a token; ended with two or more
     last_plan, closing   the last plan, and the last that made a pass
+    promising     the last plan, None once everybody it promised something to has left
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class MeterBooks:
         self.tokens = self.chosen_tokens = self.cached_tokens = 0
         self.arrived = self.admitted = self.first_tokens = self.many_tokens = self.ended = self.pieces = 0
         self.last_plan: StepPlanned | None = None
+        self.promising: StepPlanned | None = None
         self.closing: StepPlanned | None = None
         self._firsts: list[str] = []
 
@@ -94,7 +96,7 @@ class MeterBooks:
 
     def on_plan(self, books: Shadow, event: StepPlanned) -> None:
         """What a plan does, and what it left in its ledgers."""
-        self.last_plan = event
+        self.last_plan = self.promising = event
         if event.budget_close is not None:
             self.closing = event
         if event.prefills:

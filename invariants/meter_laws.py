@@ -97,8 +97,8 @@ def _gauges(
         ("new_token_ratio", ""): round(books.ratio * NS),
         ("promised_pages", ""): 0,
     }
-    if meters.last_plan is not None and books.requests:
-        due["promised_pages", ""] = round(1000 * meters.last_plan.promised_tokens / books.page_size)
+    if meters.promising is not None and books.requests:
+        due["promised_pages", ""] = round(1000 * meters.promising.promised_tokens / books.page_size)
     due |= {("kv_pages", name): count for name, count in zip(STATE_NAMES, books.counts, strict=True)}
     if meters.closing is not None and meters.closing.budget_close is not None:
         left = meters.closing.budget_close

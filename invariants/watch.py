@@ -49,6 +49,8 @@ class Watch:
         if track is not None:
             self._requests.on_transition(track, event, self._report)
             self.meters.on_transition(track, event)
+            if not self.queue.live:
+                self.meters.promising = None
 
     def on_decision(self, event: AdmissionDecided) -> None:
         """A pass examined a request."""
@@ -69,7 +71,7 @@ class Watch:
             and event.decodes
         ):
             # As the step before, which was checked, with nobody come or gone since: every law would say the same.
-            self.meters.last_plan = self._flags.last = event
+            self.meters.last_plan = self.meters.promising = self._flags.last = event
             return
         self._changes = queue.changes
         self._requests.on_plan(books, queue, event, self._report)
@@ -80,6 +82,8 @@ class Watch:
         """A step is over."""
         self._times.on_completed(event, self._report)
         self.meters.on_completed(self.queue, event)
+        if not self.queue.live:
+            self.meters.promising = None
 
     def audit(self, books: Shadow, snapshot: SchedulerSnapshot) -> None:
         """The engine's state between two steps."""
