@@ -39,8 +39,8 @@ from bench.tiny_server import tiny_server
 
 #: A short context: a chat that does not say how much it wants gets all of it.
 FLAGS: Final = ("--model.max-context-tokens", "48", "--cache.num-pages", "64", "--journal", "none")
-#: Cases that the two generating operations get for one of each other operation.
-_WEIGHT: Final = 12
+#: One in so many cases goes to each operation that generates nothing.
+_SPARSE: Final = 50
 CHECKS: Final[list[CheckFunction]] = [
     status_code_conformance,
     content_type_conformance,
@@ -62,20 +62,21 @@ class Report:
 
 
 def run(url: str, *, cases: int, seed_: int = 0, progress: Progress | None = None) -> Report:
-    """Send about `cases` cases to the server at `url`, at least one to each operation."""
+    """Send `cases` cases to the server at `url`, or a few more, some to each operation."""
     report, began = Report(), time.monotonic()
     model = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"]
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    operations = [result.ok() for result in schema.get_all_operations()]
-    weights = [_WEIGHT if operation.method == "post" else 1 for operation in operations]
+    # Those that generate come last and get what is left: the others run out of different cases.
+    operations = sorted((result.ok() for result in schema.get_all_operations()), key=lambda op: op.method == "post")
     bar = progress.add_task("contract", total=cases) if progress else None
 
     def advance() -> None:
         if progress is not None and bar is not None:
             progress.advance(bar)
 
-    for operation, weight in zip(operations, weights, strict=True):
-        share = max(2, cases * weight // sum(weights))
+    for index, operation in enumerate(operations):
+        is_post = operation.method == "post"
+        share = -(-(cases - report.cases) // (len(operations) - index)) if is_post else max(2, cases // _SPARSE)
         for mode, examples in ((GenerationMode.POSITIVE, share - share // 3), (GenerationMode.NEGATIVE, share // 3)):
             _play(operation, mode, examples, model, seed_, report, advance)
     report.wall_s = time.monotonic() - began

@@ -52,7 +52,7 @@ def operation(body: type[GenerationBody]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer, whole or as a stream of events",
-                "content": {"application/json": {"schema": {}}, "text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"application/json": {"schema": {}}, "text/event-stream": {"schema": {}}},
             },
             **refusals(*_STATUSES),
         },
