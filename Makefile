@@ -100,6 +100,16 @@ STEPS ?= 300
 sim: $(STAMP)  ## whole engines by seed, under bursts, aborts, faults (SEEDS=2000 STEPS=2000 ARGS="--coverage")
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --steps $(STEPS) $(ARGS)
 
+.PHONY: soak audit
+REQUESTS ?= 20000
+CASES ?= 10000
+soak: $(STAMP)  ## HTTP by the thousands: clients that leave, then the OpenAPI contract (REQUESTS=20000 CASES=10000)
+	$(BIN)/python -m bench.soak --requests $(REQUESTS)
+	$(BIN)/python -m bench.contract --cases $(CASES)
+
+audit: $(STAMP)  ## dependencies: licences, declarations, known vulnerabilities
+	$(BIN)/python -m bench.audit
+
 arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
 	$(BIN)/lint-imports --no-logo
 	$(PYTEST) -q tests/architecture
