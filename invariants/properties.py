@@ -35,8 +35,9 @@ PROPERTIES: Final[tuple[Property, ...]] = (
     Property(
         "CHK-SAME",
         "Scheduling changes when tokens come, never which.",
-        "Token values are not in events. Tests compare outputs with chunking, cache, mixing and retraction on and off, "
-        "and with transformers.",
+        "Token values are not in events. Tests compare outputs with chunking, cache, mixing and retraction on and off "
+        "(`tests/engine/test_llm_engine.py`, `tests/stateful/test_engine.py`, `tests/field/`), and with "
+        "transformers (`tests/differential/`).",
     ),
     Property("CHK-HIT", "Prompt tokens found in the cache are counted once per request, and add up with the computed."),
     Property("CHK-FLAG", "A derived flag or total equals its definition."),
@@ -50,8 +51,8 @@ PROPERTIES: Final[tuple[Property, ...]] = (
     Property(
         "CHK-COUNT",
         "Counters never fall, and what came in is what went out or is still inside.",
-        'Increments below zero are refused and counted (`telemetry_errors_total{component="metrics"}`); tests compare '
-        "`/metrics` with a recount of the events.",
+        "What the door turned away is counted on other threads and is not compared while requests are on their way; "
+        'increments below zero are refused and counted (`telemetry_errors_total{component="metrics"}`).',
     ),
     Property(
         "CHK-TIME",
@@ -66,7 +67,8 @@ PROPERTIES: Final[tuple[Property, ...]] = (
     Property(
         "CHK-ISOLATE",
         "A fault of a listener, of a client or of one request changes nothing for the others.",
-        "Listeners run behind a wall that counts their faults (`telemetry_errors_total`); tests break each of them.",
+        "Listeners run behind a wall that counts their faults (`telemetry_errors_total`), so there is nothing that a "
+        "law could see; tests break each of them (`tests/telemetry/test_buffered.py`, `test_process_faults.py`).",
     ),
 )
 
