@@ -106,8 +106,8 @@ BESIDE: Final[tuple[Entry, ...]] = (
     ),
     Entry(
         "Preemption",
-        "`enable_priority_preemption`: when rows are out, under `exact` accounting also when memory is, running requests "
-        "give way, least important first "
+        "`enable_priority_preemption`: when rows are out, under `exact` accounting also when memory is, running "
+        "requests give way, least important first "
         "and latest first among equals, if their priority differs by more than `priority_preemption_threshold`.",
         "The victim loses its pages, keeps its outputs, and queues again at the tail.",
         played.preemption,

@@ -215,7 +215,9 @@ def test_violations_and_a_loop_that_stands_still_are_said_aloud(page: Page, engi
     assert component(at, "pulse")["warning"] == ["2 violations of invariants.", "KV-1 (2)"]
 
 
-def test_fr_46_a_session_keeps_nothing_that_grows(page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fr_46_a_session_keeps_nothing_that_grows(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dashboard.feed.Feed._is_fresh", lambda *_: False)
     at = page().run()
     keys = set(at.session_state._state.filtered_state)

@@ -148,7 +148,9 @@ def test_a_gone_engine_is_not_asked_more_often_than_a_live_one(
     assert source.asked["status"] == 1
 
 
-def test_fr_48_a_restarted_engine_shows_nothing_of_the_old_one(feed: Feed, source: CountingSource, clock: Clock) -> None:
+def test_fr_48_a_restarted_engine_shows_nothing_of_the_old_one(
+    feed: Feed, source: CountingSource, clock: Clock
+) -> None:
     feed.look(PARTS, max_age_s=1.0)
     source.engine = FakeEngine(seed=99)
     clock.now += 2
