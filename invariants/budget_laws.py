@@ -86,8 +86,13 @@ def _follows(books: Shadow, left: LedgerView, before: LedgerView) -> bool:
 
 
 def _preempted(books: Shadow, event: StepPlanned, report: Report) -> None:
-    """What preemptions gave back within the pass is what their requests really held and were promised."""
-    promised = books.gained_total - books.gained_current
+    """What preemptions gave back within the pass is what their requests really held and were promised.
+
+    Exact accounting: a victim that would have ridden along also gives back the page of its next token, if it needs one.
+    """
+    claimed = books.preempted_claim if event.mixed_rows else 0
+    held = books.gained_current - claimed
+    promised = books.gained_total - held
     if abs(promised - books.preempted_growth) > TOLERANCE:
         report(
             "INV-BUDGET-04",
@@ -95,11 +100,11 @@ def _preempted(books: Shadow, event: StepPlanned, report: Report) -> None:
             f"{promised:g}",
         )
     page = books.page_size
-    if books.pinned_tokens - books.gained_current != (books.locked_pages - books.released_pages) * page:
+    if books.pinned_tokens - held != (books.locked_pages - books.released_pages) * page:
         report(
             "INV-BUDGET-03",
             f"{books.locked_pages} pages locked and {books.released_pages} given back, x {page} tokens",
-            f"{books.pinned_tokens} tokens charged, {books.gained_current} given back",
+            f"{books.pinned_tokens} tokens charged, {held} given back",
         )
 
 
@@ -245,8 +250,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     if event.claim_failed:
         return
     if event.preempted:
-        if books.reference:
-            _preempted(books, event, report)
+        _preempted(books, event, report)
     elif books.pinned_tokens != books.locked_pages * books.page_size:
         report(
             "INV-BUDGET-03",

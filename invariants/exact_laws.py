@@ -1,6 +1,6 @@
 """Prices under exact accounting, worked out a second time from events. Owns: INV-BUDGET-03 of an `exact` admission.
 
-Units are tokens; every figure but compute is a multiple of the page size. Promises are in `Shadow.exact_promised`.
+Units are tokens; every figure but compute is a multiple of the page size. Promises are in `Shadow.exact_future`.
 """
 
 from __future__ import annotations

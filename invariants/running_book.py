@@ -6,7 +6,11 @@ running request are what it came with and the ticks since, and the growth of all
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.events import RequestArrived
 from engine.request import RequestState
@@ -73,6 +77,14 @@ class ShadowRequest:
         return self.prompt_len + self.outputs
 
 
+def growth_of(request: ShadowRequest, *, clip: int, ratio: float, page_size: int) -> int:
+    """Exact accounting: tokens of the pages that a running request is promised beyond those it holds."""
+    computed = request.seq_len - 1
+    left = min(request.max_new - request.outputs, clip) * (1.0 if request.ignore_eos else ratio)
+    held = math.ceil(computed / page_size)
+    return max(0, math.ceil((computed + max(left, 1)) / page_size) - held) * page_size
+
+
 class Running(Mapping[str, ShadowRequest]):
     """The requests in decode by id, in the order in which they came to it.
 
@@ -92,6 +104,8 @@ class Running(Mapping[str, ShadowRequest]):
         self._begins: dict[int, list[int]] = {}
         self._requests: dict[str, ShadowRequest] = {}
         self._order: tuple[str, ...] | None = ()
+        #: Outputs, most outputs, prompt lengths and ignore_eos of everybody as of a tick: int64 [running] each.
+        self._arrays: tuple[int, NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -133,6 +147,20 @@ class Running(Mapping[str, ShadowRequest]):
         growth[1] -= shrinking[1]
         self.ticks += 1
 
+    def pages_promised(self, ratio: float, page_size: int) -> tuple[int, int]:
+        """Exact accounting, in tokens: pages that they are promised beyond those they hold, and those that the next
+        token of each claims. The K/V of the last output token is never written."""
+        if self._arrays is None:
+            rows = [(r.outputs, r.max_new, r.prompt_len, r.ignore_eos) for r in self._requests.values()]
+            self._arrays = self.ticks, np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        since, (came_with, most, prompts, ignore_eos) = self._arrays
+        outputs = came_with + (self.ticks - since)
+        computed = prompts + outputs - 1
+        left = np.minimum(most - outputs, self.clip) * np.where(ignore_eos, 1.0, ratio)
+        held = np.ceil(computed / page_size)
+        grown = np.maximum(np.ceil((computed + np.maximum(left, 1)) / page_size) - held, 0)
+        return int(grown.sum()) * page_size, int(np.count_nonzero(computed % page_size == 0)) * page_size
+
     def join(self, request: ShadowRequest) -> None:
         """`request` begins to decode."""
         self._requests[request.rid] = request
@@ -152,6 +180,7 @@ class Running(Mapping[str, ShadowRequest]):
         self._enter(request)
 
     def _enter(self, request: ShadowRequest) -> None:
+        self._arrays = None
         left, kind = request.max_new - request.outputs, int(request.ignore_eos)
         self._growth[kind] += min(left, self.clip)
         begins = self.ticks + max(left - self.clip, 0)
@@ -162,6 +191,7 @@ class Running(Mapping[str, ShadowRequest]):
         request._shrinks_at, request._joined, request._group = begins, self.ticks, self
 
     def _exit(self, request: ShadowRequest) -> None:
+        self._arrays = None
         request._outputs, request._group = request.outputs, None
         kind, begins = int(request.ignore_eos), request._shrinks_at
         self._growth[kind] -= min(request.max_new - request.outputs, self.clip)

@@ -16,7 +16,7 @@ from engine.request import RequestState
 from engine.scheduler.decision import ADMITTED, LedgerView
 from invariants.members import DECODE, FINISHED, PREFILL, WAITING
 from invariants.page_book import EVICTABLE, FREE, PageBook
-from invariants.running_book import Running, ShadowRequest
+from invariants.running_book import Running, ShadowRequest, growth_of
 
 #: Requests whose end is remembered, to tell a second end from an unknown request.
 REMEMBERED_ENDS: Final = 10_000
@@ -94,6 +94,7 @@ class Shadow:
         self.gained_current = 0
         self.gained_total = 0.0
         self.preempted_growth = 0.0
+        self.preempted_claim = 0
         self.locked_pages = 0
         self.released_pages = 0
         self.evicted_pages = 0
@@ -136,10 +137,17 @@ class Shadow:
             self.aborting.pop(request.rid, None)  # its id may be used again before the step ends
 
     def count_preempted(self, rid: str) -> None:
-        """Remember the promise that a preempted request gives back."""
+        """Remember the promise that a preempted request gives back, and the page that it would have claimed now."""
         request = self.running.get(rid)
-        if request is not None:
+        if request is None:
+            return
+        if self.reference:
             self.preempted_growth += self.growth(request) * (1.0 if request.ignore_eos else self.view.ratio)
+            return
+        page = self.page_size
+        self.preempted_growth += growth_of(request, clip=self.clip, ratio=self.view.ratio, page_size=page)
+        if (request.seq_len - 1) % page == 0:
+            self.preempted_claim += page
 
     def decide(self, event: AdmissionDecided) -> None:
         """Remember a decision of the open pass."""
@@ -168,23 +176,15 @@ class Shadow:
         """Pages of a request at its longest: the last output token is never written."""
         return self.pages(request.seq_len + max(self.growth(request) - 1, 0))
 
-    def exact_promised(self) -> float:
-        """Growth of the running beyond the pages they hold, and the rest of the half-prefilled request."""
-        total = 0
-        for request in self.running.values():
-            computed = request.seq_len - 1
-            left = self.growth(request) * (1.0 if request.ignore_eos else self.ratio)
-            total += max(0, self.pages(computed + max(left, 1)) - self.pages(computed))
+    def exact_future(self) -> tuple[int, int]:
+        """What is promised to the running beyond the pages they hold, and to the rest of the half-prefilled request;
+        and what the running would claim with one token more each."""
+        promised, claimed = self.running.pages_promised(self.ratio, self.page_size)
         rid = self.continuation()
         if rid is not None:
             request = self.requests[rid]
-            total += self.whole(request) - self.pages(request.cursor or 0)
-        return total
-
-    def exact_claimed(self) -> int:
-        """What the running would claim with one token more each."""
-        page = self.page_size
-        return sum(page for request in self.running.values() if (request.seq_len - 1) % page == 0)
+            promised += self.whole(request) - self.pages(request.cursor or 0)
+        return promised, claimed
 
     # -- locks ---------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Shadow:
         view.ratio = self.ratio
         view.continuation = self.continuation()
         if not self.reference:
-            view.exact_promise, view.exact_claim = self.exact_promised(), self.exact_claimed()
+            view.exact_promise, view.exact_claim = self.exact_future()
         self.locked_pages = self.released_pages = 0
 
     def close_plan(self, ratio: float) -> None:
@@ -255,6 +255,7 @@ class Shadow:
         self.decided_prefix.clear()
         self.pinned_tokens = self.locked_pages = self.released_pages = self.gained_current = 0
         self.gained_total = self.preempted_growth = 0.0
+        self.preempted_claim = 0
         self.evicted_pages = 0
         self.in_commit = False
         self.pool.close_commit()

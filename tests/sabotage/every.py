@@ -8,6 +8,7 @@ from tests.sabotage import (
     cache_faults,
     engine_faults,
     event_faults,
+    exact_faults,
     index_faults,
     life_faults,
     meter_faults,
@@ -15,7 +16,16 @@ from tests.sabotage import (
 )
 from tests.sabotage.scenario import FAULTS
 
-MODULES: Final = (cache_faults, engine_faults, event_faults, index_faults, life_faults, meter_faults, watch_faults)
+MODULES: Final = (
+    cache_faults,
+    engine_faults,
+    event_faults,
+    exact_faults,
+    index_faults,
+    life_faults,
+    meter_faults,
+    watch_faults,
+)
 
 #: Faults that engines of this kind have had → the sabotage that has it.
 KNOWN: Final = {
