@@ -109,6 +109,11 @@ def _ownership(kv: KvSnapshot, report: Report) -> None:
         )
 
 
+def unaccounted(kv: KvSnapshot) -> int:
+    """Pages that are in no free list, no node and no lease: a leak, whatever their state says."""
+    return kv.num_pages - len(np.unique(_Places(kv).pages))
+
+
 class _Places:
     """Every place a page is found in: the free list, nodes, private parts of page tables. Arrays of equal length."""
 

@@ -17,6 +17,7 @@ from engine.events import AnyEvent, EngineStarted
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.llm_engine import LLMEngine
 from engine.server.engine_thread import EngineThread
+from invariants.audit import unaccounted
 from invariants.checker import InvariantChecker, OnViolation
 from invariants.violation import InvariantViolation, Violation
 from telemetry.auditor import Auditor
@@ -50,10 +51,13 @@ class Checking:
             on_violation=on_violation,
             overrides=config.modes(),
             progress_steps=config.progress_steps,
+            gap_steps=config.gap_steps,
             audit_every=config.parts(),
             time_ns=time.perf_counter_ns,
             listener=self._tell,
         )
+        self._counted: SchedulerSnapshot | None = None
+        self._unaccounted = 0
         self._silent_until_ns = 0
         self._unlogged = 0
         self._engine: LLMEngine | None = None
@@ -115,10 +119,18 @@ class Checking:
             yield "invariant_laws", mode, laws
         audits = self.auditor is not None and not self.checker.is_off
         yield "invariant_audit_period_seconds", "", round((self._config.audit_period_s or 0) * NS) if audits else 0
+        yield "kv_pages_unaccounted", "", self._unaccounted_pages()
         for part, made in self.checker.audits_by_part.items():
             yield "invariant_audits_total", part, made
         for outcome, count in (self.evidence.counts if self.evidence is not None else {}).items():
             yield "evidence_bundles_total", outcome, count
+
+    def _unaccounted_pages(self) -> int:
+        """Of the last snapshot that was audited; counted once for each, by whoever scrapes first."""
+        snapshot = self.checker.audited
+        if snapshot is not None and snapshot is not self._counted:
+            self._unaccounted, self._counted = unaccounted(snapshot.kv), snapshot
+        return self._unaccounted
 
     def _tell(self, violation: Violation) -> None:
         self._say(violation)

@@ -238,6 +238,7 @@ _STEP: Final = (
 _MEMORY: Final = (
     _gauge("kv_pages", "Who owns the pool? Sum = kv_pages_capacity.", "state", KV_STATES),
     _gauge("kv_pages_capacity", "Pool size in pages."),
+    _gauge("kv_pages_unaccounted", "Leak: how many pages did the last audit find nowhere?"),
     _counter("kv_pages_evicted_total", "How much cache is lost to pressure?"),
     _counter(
         "kv_claim_failures_total",
