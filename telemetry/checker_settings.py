@@ -22,6 +22,8 @@ class CheckerConfig(BaseModel):
     """Laws treated unlike `on_violation`: INV-PROG-01=raise,INV-STEP-04=off."""
     progress_steps: int = Field(64, ge=1)
     """Steps in a row without work, while requests are unfinished, that INV-PROG-01 allows."""
+    gap_steps: int = Field(1_024, ge=1)
+    """Steps in a row that may compute prompts while running requests wait for their next token (INV-REQ-01)."""
     audit_period_s: float | None = Field(5.0, ge=0.05, le=86_400)
     """Seconds between two recounts of the whole state (tier 2), while steps are made. None: no recount."""
     audit_every: str = ""

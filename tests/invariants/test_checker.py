@@ -120,6 +120,7 @@ def test_a_part_that_is_left_out_finds_nothing() -> None:
     [
         ({"overrides": {"INV-NONE-01": "raise"}}, "INV-NONE-01"),
         ({"progress_steps": 0}, "progress_steps is 0"),
+        ({"gap_steps": 0}, "gap_steps is 0"),
         ({"audit_every": {AuditPart.LOCKS: 0}}, "locks"),
     ],
 )
