@@ -117,11 +117,14 @@ arch: $(STAMP)  ## layers, file sizes, packaging, generated pages
 sabotage: $(STAMP)  ## engines broken on purpose: which law notices, how soon (WORD=law or name)
 	$(BIN)/python -m tests.sabotage.run $(WORD)
 
-docs: $(STAMP)  ## regenerate docs/reference
+docs: $(STAMP)  ## regenerate docs/reference, boards and rules
 	$(BIN)/python -m telemetry.docs
 	$(BIN)/python -m telemetry.reference_pages
 	$(BIN)/python -m telemetry.scheduler_pages
 	$(BIN)/python -m invariants.docs
+	$(BIN)/python -m grafana.build
+	$(BIN)/python -m grafana.rules
+	$(BIN)/python -m grafana.runbook
 
 clean:  ## remove .venv, caches and artifacts
 	rm -rf $(VENV) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -76,6 +76,7 @@ WATCH: Final = Board(
                     "step_phase_seconds_total",
                     by("phase", share(rate("step_phase_seconds_total", "phase"), rate("step_phase_seconds_total"))),
                 ),
+                Panel("Planning p50, p99", "timeseries", "s", "plan_seconds", quantiles("plan_seconds", 0.5, 0.99)),
                 Panel("Steps /s by kind", "stacked", "ops", "steps_total", by("kind", rate("steps_total", "kind"))),
                 Panel(
                     "Batch tokens p50, p95 by kind",

@@ -13,6 +13,7 @@ from engine.kvcache.page_pool import PageState
 from engine.llm_engine import EngineRequest, LLMEngine
 from engine.sampling_params import SamplingParams
 from invariants import InvariantChecker, Violation
+from invariants.audit import unaccounted
 from tests.builders import engine_config
 
 
@@ -95,6 +96,15 @@ def test_fr_22_two_owners_are_both_named() -> None:
     double = next(v for v in told if f"page {stolen} in exactly one place" in v.expected)
     assert "request a" in double.found
     assert "request b" in double.found
+
+
+@pytest.mark.parametrize(("fault", "lost"), [(share_and_lose, 2), (use_free_page, 1), (drop_lock, 0), (limbo, 1)])
+def test_pages_found_nowhere_are_counted(fault: Callable[[LLMEngine], tuple[int, ...]], lost: int) -> None:
+    """Stealing a page for a page table leaves the page that was there before without an owner."""
+    engine = live_engine(InvariantChecker(on_violation="record"))
+    assert unaccounted(engine.snapshot().kv) == 0
+    fault(engine)
+    assert unaccounted(engine.snapshot().kv) == lost
 
 
 def test_fr_22_a_thousand_healthy_rounds_report_nothing() -> None:
