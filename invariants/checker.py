@@ -8,7 +8,8 @@ law is not judged; a checker whose every law is off (`is_off`) is left out of an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Literal, get_args
 
 from engine.events import (
@@ -70,10 +71,9 @@ class InvariantChecker:
         unknown = sorted(set(overrides or ()) - LAWS.keys())
         if unknown:
             raise ValueError(f"overrides names {unknown}, which the catalogue does not have")
-        if progress_steps < 1:
-            raise ValueError(f"progress_steps is {progress_steps}; at least 1 is needed")
-        if gap_steps < 1:
-            raise ValueError(f"gap_steps is {gap_steps}; at least 1 is needed")
+        for name, steps in (("progress_steps", progress_steps), ("gap_steps", gap_steps)):
+            if steps < 1:
+                raise ValueError(f"{name} is {steps}; at least 1 is needed")
         senseless = sorted(part for part, every in (audit_every or {}).items() if every < 1)
         if senseless:
             raise ValueError(f"audit_every of {senseless} is below 1; 1 makes a part in each audit")
@@ -142,10 +142,8 @@ class InvariantChecker:
         books = self._books
         if books is not None and (books.plan is not None or books.in_commit or books.claims):
             return False
-        started = self._time_ns() if self._time_ns is not None else 0
-        self._audit_step = snapshot.step
         self.audited = snapshot
-        try:
+        with self._auditing(snapshot.step):
             parts = tuple(part for part, every in self._audit_every.items() if self.audits % every == 0)
             self.audits += 1
             for part in parts:
@@ -154,16 +152,6 @@ class InvariantChecker:
             audit.run(books, snapshot, self._report, parts)
             if books is not None and self._watch is not None and AuditPart.BOOKS in parts:
                 self._watch.audit(books, snapshot)
-        except InvariantViolation:
-            raise
-        except Exception as error:  # as in `emit`
-            if self.on_violation == "raise":
-                raise
-            self._note_internal(error)
-        finally:
-            self._audit_step = None
-            if self._time_ns is not None:
-                self.ns_by_tier[2] += self._time_ns() - started
         return True
 
     def audit_readings(self, readings: Readings) -> bool:
@@ -172,23 +160,11 @@ class InvariantChecker:
         False, and nothing is checked, in the middle of a step or before the engine started.
         """
         books, watch = self._books, self._watch
-        if books is None or watch is None or books.plan is not None or books.in_commit:
+        if books is None or watch is None or books.plan is not None or books.in_commit or books.claims:
             return False
-        started = self._time_ns() if self._time_ns is not None else 0
-        self._audit_step = books.last_plan_step
-        try:
+        with self._auditing(books.last_plan_step):
             self.checks_by_group["meter"] += 1
             self.checks_by_group["time"] += watch.on_readings(books, readings)
-        except InvariantViolation:
-            raise
-        except Exception as error:  # as in `emit`
-            if self.on_violation == "raise":
-                raise
-            self._note_internal(error)
-        finally:
-            self._audit_step = None
-            if self._time_ns is not None:
-                self.ns_by_tier[2] += self._time_ns() - started
         return True
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -217,6 +193,24 @@ class InvariantChecker:
         return tuple(self._evidence)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _auditing(self, step: int) -> Iterator[None]:
+        """Around an audit: the step it is about, its time, and no fault of its own that stops a server."""
+        started = self._time_ns() if self._time_ns is not None else 0
+        self._audit_step = step
+        try:
+            yield
+        except InvariantViolation:
+            raise
+        except Exception as error:  # as in `emit`
+            if self.on_violation == "raise":
+                raise
+            self._note_internal(error)
+        finally:
+            self._audit_step = None
+            if self._time_ns is not None:
+                self.ns_by_tier[2] += self._time_ns() - started
 
     def _note_internal(self, error: Exception) -> None:
         self.internal_errors += 1
@@ -297,11 +291,10 @@ class InvariantChecker:
             self._judged = None
 
     def _on_arrival(self, books: Shadow, event: RequestArrived) -> None:
-        is_new = event.rid not in books.requests
+        if self._watch is not None and event.rid not in books.requests:
+            self._watch.on_arrival(event)
         step_laws.on_arrival(books, event, self._report)
         self.checks_by_group["step"] += 1
-        if is_new and self._watch is not None:
-            self._watch.on_arrival(event)
 
     def _on_abort(self, books: Shadow, event: AbortRequested) -> None:
         if event.rid in books.requests:
