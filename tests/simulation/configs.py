@@ -49,7 +49,7 @@ def _draw(rng: Random, policy: Policy, accounting: str) -> dict[str, dict[str, A
     least, most = _PAGES[page]
     pages = least + int((most - least) * rng.random() ** 2)
     radix = rng.random() < 0.7
-    chunk = rng.choice([None, page, 2 * page, 3 * page, 3 * page + 1, 5 * page + 3, 4096])
+    chunk = rng.choice([None, None, None, page, page, 2 * page, 3 * page, 3 * page + 1, 5 * page + 3, 4096])
     rows = rng.choice([1, 2, 3, 4, 6, 6, 12])
     scheduler: dict[str, Any] = {
         "schedule_policy": policy.value,
@@ -70,12 +70,12 @@ def _draw(rng: Random, policy: Policy, accounting: str) -> dict[str, dict[str, A
         scheduler["priority_preemption_threshold"] = rng.choice([0, 0, 3])
         scheduler["low_priority_values_first"] = rng.random() < 0.3
     for name, chance, values in (
-        ("truncation_align_size", 0.15, [page, 2 * page, 3]),
+        ("truncation_align_size", 0.25, [page, 2 * page, 3]),
         ("lpm_fallback_threshold", 0.2, [1, 3]),
         ("starvation_limit_s", 0.2, [0.002, 0.02, 1.0]),
         ("max_overtakes", 0.2, [1, 3, 10]),
         ("min_free_rows", 0.2, [1, 2, rows]),
-        ("target_step_ms", 0.15 if chunk is not None else 0.0, [0.05, 1.0, 20.0]),
+        ("target_step_ms", 0.25 if chunk is not None else 0.0, [0.05, 1.0, 20.0]),
     ):
         if rng.random() < chance:
             scheduler[name] = rng.choice(values)
@@ -104,6 +104,6 @@ def _themed(rng: Random, theme: Theme, config: dict[str, dict[str, Any]]) -> dic
         cache |= {"page_size": page, "enable_radix": False, "num_pages": rng.randint(16, 40)}
     elif theme == "crowd":
         scheduler |= {"max_running_requests": rng.choice([16, 32]), "max_prefill_tokens": 8192}
-        scheduler |= {"chunked_prefill_size": rng.choice([4, 16]) * page, "prefill_max_requests": None}
+        scheduler |= {"chunked_prefill_size": rng.choice([1, 4, 16]) * page, "prefill_max_requests": None}
         cache["num_pages"] = rng.randint(100, 300) if page < 16 else rng.randint(40, 100)
     return config

@@ -50,7 +50,7 @@ def scenario_of(seed: int, steps: int) -> Scenario:
     """The scenario of a seed; the same in every process."""
     rng = Random(seed)
     config = draw_config(rng, seed)
-    falls = rng.random() < 0.08
+    falls = rng.random() < 0.12
     page, chunk = config["cache"]["page_size"], config["scheduler"]["chunked_prefill_size"]
     writer = _Writer(rng, theme_of(seed), page * config["cache"]["num_pages"], chunk, falls=falls)
     step = 0

@@ -117,23 +117,29 @@ def _in_processes(seeds: Sequence[int], steps: int, audit_every: int, jobs: int)
 
 
 class _Advance:
-    """Moves the bar; does nothing without one."""
+    """Moves the bar; without a terminal says every tenth of the way; without a console does nothing."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, console: Console | None, progress: Progress | None, total: int) -> None:
+        self._console = console
         self._progress = progress
+        self._total = total
+        self._tenths = 0
         self._task = progress.add_task("sim", total=total) if progress is not None else None
 
     def __call__(self, reports: Sequence[Report]) -> None:
+        failed = sum(report.failure is not None for report in reports)
+        words = "simulating" + (f", {failed} failed" if failed else "")
         if self._progress is not None and self._task is not None:
-            failed = sum(report.failure is not None for report in reports)
-            words = "simulating" + (f", {failed} failed" if failed else "")
             self._progress.update(self._task, completed=len(reports), description=words)
+        elif self._console is not None and 10 * len(reports) // self._total > self._tenths:
+            self._tenths = 10 * len(reports) // self._total
+            self._console.print(f"{words}: {len(reports)} of {self._total} seeds", highlight=False)
 
 
 @contextmanager
 def _bar(console: Console | None, total: int) -> Iterator[_Advance]:
     if console is None or not console.is_terminal:
-        yield _Advance(None, total)
+        yield _Advance(console, None, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -143,7 +149,7 @@ def _bar(console: Console | None, total: int) -> Iterator[_Advance]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _Advance(progress, total)
+        yield _Advance(console, progress, total)
 
 
 def _print_coverage(console: Console, seen: Counter[str]) -> None:

@@ -61,7 +61,7 @@ def test_a_sabotaged_engine_is_found_made_small_and_told(
     report = first_failing(breaker)
     assert report.failure is not None
     scenario = scenario_of(report.seed, STEPS)
-    evidence = gather(scenario, report.failure, tmp_path / "seed", breaker=breaker, budget_s=30)
+    evidence = gather(scenario, report.failure, tmp_path / "seed", breaker=breaker, budget_s=15)
     small = evidence.scenario
     assert evidence.failure.what == report.failure.what
     assert len(small.ops) <= most_ops < len(scenario.ops) / 10
