@@ -2,7 +2,8 @@
 
 from invariants.audit import AuditPart
 from invariants.catalog import CATALOG, LAWS, Group, Law
-from invariants.checker import InvariantChecker, OnViolation
+from invariants.checker import InvariantChecker
+from invariants.modes import OnViolation
 from invariants.violation import InvariantViolation, Violation
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from engine.events import (
     AbortRequested,
@@ -31,12 +31,11 @@ from invariants.audit import AuditPart
 from invariants.catalog import CATALOG, LAWS, Group
 from invariants.members import ADMIT, FINISHED, PREEMPT
 from invariants.meter_books import Readings
+from invariants.modes import OnViolation, laws_by_mode, modes_of
 from invariants.shadow import Shadow
 from invariants.violation import InvariantViolation, Report, Violation
 from invariants.watch import GAP_STEPS, Watch
 
-OnViolation = Literal["off", "record", "raise"]
-MODES: Final[tuple[OnViolation, ...]] = get_args(OnViolation)
 EVIDENCE_EVENTS: Final = 2_000
 KEPT_VIOLATIONS: Final = 1_000
 RATIO_TOLERANCE: Final = 1e-9
@@ -68,9 +67,6 @@ class InvariantChecker:
         time_ns: Callable[[], int] | None = None,
         listener: Callable[[Violation], None] | None = None,
     ) -> None:
-        unknown = sorted(set(overrides or ()) - LAWS.keys())
-        if unknown:
-            raise ValueError(f"overrides names {unknown}, which the catalogue does not have")
         for name, steps in (("progress_steps", progress_steps), ("gap_steps", gap_steps)):
             if steps < 1:
                 raise ValueError(f"{name} is {steps}; at least 1 is needed")
@@ -78,7 +74,7 @@ class InvariantChecker:
         if senseless:
             raise ValueError(f"audit_every of {senseless} is below 1; 1 makes a part in each audit")
         self.on_violation: OnViolation = on_violation
-        self._modes: dict[str, OnViolation] = dict.fromkeys(LAWS, on_violation) | dict(overrides or {})
+        self._modes = modes_of(on_violation, overrides)
         #: Whether nothing would ever be reported.
         self.is_off = set(self._modes.values()) == {"off"}
         self._progress_steps = progress_steps
@@ -181,8 +177,7 @@ class InvariantChecker:
     @property
     def laws_by_mode(self) -> dict[str, int]:
         """How many laws are in each mode."""
-        modes = list(self._modes.values())
-        return {mode: modes.count(mode) for mode in MODES}
+        return laws_by_mode(self._modes)
 
     def mode_of(self, law: str) -> OnViolation:
         """What a violation of `law` does."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from invariants.audit import AuditPart
 from invariants.catalog import LAWS
-from invariants.checker import MODES, OnViolation
+from invariants.modes import MODES, OnViolation
 
 _MAX_EVERY: Final = 1_000_000
 

@@ -18,7 +18,8 @@ from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.llm_engine import LLMEngine
 from engine.server.engine_thread import EngineThread
 from invariants.audit import unaccounted
-from invariants.checker import InvariantChecker, OnViolation
+from invariants.checker import InvariantChecker
+from invariants.modes import OnViolation
 from invariants.violation import InvariantViolation, Violation
 from telemetry.auditor import Auditor
 from telemetry.buffered import LOG_EVERY_S

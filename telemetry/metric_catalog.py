@@ -18,7 +18,7 @@ from engine.server.observer import CutCause
 from invariants.audit import AuditPart
 from invariants.catalog import CATALOG as LAWS
 from invariants.catalog import Group
-from invariants.checker import MODES
+from invariants.modes import MODES
 from telemetry.observe import BLOCKERS, TTFT_PARTS
 from telemetry.stalls import STALL_CAUSES
 

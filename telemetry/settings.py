@@ -26,7 +26,7 @@ from pydantic_settings import (
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from invariants.checker import OnViolation
+from invariants.modes import OnViolation
 from telemetry.checker_settings import CheckerConfig
 from telemetry.spans.config import TraceConfig
 
