@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, RefusalCause, RequestRefused
 from engine.events import SCHEMA_VERSION, EngineStarted, EventSink, ResponseSent
 from engine.executor.base import Executor, StepResult, TokenLogprobs
+from engine.executor.failure import report_failure
 from engine.executor.forward_batch import from_plan
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.request import Cause, FinishReason
@@ -96,7 +97,7 @@ class LLMEngine:
         self.steps_done = 0
         #: Steps that computed something: what tells progress from spinning.
         self.work_steps = 0
-        #: Text of the last executor failure, for logs; the events carry only that it failed.
+        #: The last executor failure, for a debugger; events and the log do not hold its text.
         self.last_failure: BaseException | None = None
         self._check_pool()
         self._publish_start(version, engine_id, wall_ns)
@@ -265,6 +266,7 @@ class LLMEngine:
             return self._executor.execute(batch), launched
         except Exception as error:
             self.last_failure = error
+            report_failure(plan.step, error)
             return None, launched
 
     def _settle(

@@ -116,6 +116,17 @@ def test_a_failed_step_ends_its_members_and_nobody_else() -> None:
     run.assert_nothing_held()
 
 
+def test_a_failed_step_is_logged_by_kind_and_place_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    run = StubRun(engine_config(num_pages=20))
+    run.add("r", [1, 2, 3])
+    run.model.fail_next = True
+    run.step()
+    (record,) = caplog.records
+    assert "step 1: the executor failed with StubFailure" in record.getMessage()
+    assert "stub_model.py" in record.getMessage()
+    assert "ordered" not in caplog.text
+
+
 def test_pages_of_a_failed_step_are_not_cached() -> None:
     """What a failed executor wrote cannot be trusted: the same prompt is computed again."""
     run = StubRun(engine_config(page_size=16, num_pages=64))
