@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import msgspec
 
 from engine.events import EventSink
+from engine.executor import failure as failure_log
 from invariants import InvariantViolation
 from tests.simulation.scenario import Scenario
 from tests.simulation.world import Unsound, World
@@ -60,7 +62,7 @@ def simulate(
     started = time.process_time()
     world = World(scenario, audit_every=audit_every, sink=sink)
     failure = None
-    with nullcontext() if breaker is None else breaker(world):
+    with _quiet(), nullcontext() if breaker is None else breaker(world):
         try:
             world.play(most_steps)
         except Exception as error:  # whatever it is, it is the finding
@@ -76,6 +78,18 @@ def simulate(
         clock_alarms=world.checker.total_violations if failure is None else 0,
         failure=failure,
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """An executor that fails by order is no news."""
+    log = logging.getLogger(failure_log.__name__)
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _told(error: Exception, world: World) -> Failure:
