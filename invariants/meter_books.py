@@ -62,7 +62,8 @@ class MeterBooks:
         self.last_plan: StepPlanned | None = None
         self.promising: StepPlanned | None = None
         self.closing: StepPlanned | None = None
-        self._firsts: list[str] = []
+        #: Whose prompt the step in flight completes for the first time.
+        self.firsts: list[str] = []
 
     def _add(self, family: str, label: str, amount: int = 1) -> None:
         key = (family, label)
@@ -101,7 +102,7 @@ class MeterBooks:
             self.closing = event
         if event.prefills:
             requests = books.requests
-            self._firsts = [
+            self.firsts = [
                 row.rid
                 for row in event.prefills
                 if row.is_last and row.rid in requests and not requests[row.rid].outputs
@@ -117,18 +118,13 @@ class MeterBooks:
         if event.evicted_pages:
             self._add("kv_pages_evicted_total", "", event.evicted_pages)
 
-    def on_completed(self, queue: QueueBooks, event: StepCompleted) -> None:
-        """The step, its tokens, and whose first they were."""
-        kind = event.kind
-        self.steps[kind] = self.steps.get(kind, 0) + 1
+    def on_first_tokens(self, queue: QueueBooks, event: StepCompleted) -> None:
+        """The step that brings the first tokens of `firsts` is over; a failed one brings none."""
+        firsts, self.firsts = self.firsts, []
         if event.failed:
-            self._firsts = []
             return
-        self.tokens += len(event.rows)
-        if self._firsts:
-            self.first_tokens += len(self._firsts)
-            for rid in self._firsts:
-                track = queue.live.get(rid) or queue.ended.get(rid)
-                if track is not None:
-                    track.first_token_ns = event.t_ns
-            self._firsts = []
+        self.first_tokens += len(firsts)
+        for rid in firsts:
+            track = queue.live.get(rid) or queue.ended.get(rid)
+            if track is not None:
+                track.first_token_ns = event.t_ns

@@ -52,7 +52,7 @@ class TimeLaws:
     def on_completed(self, event: StepCompleted, report: Report) -> None:
         """The cuts of a step are in order, it ended now, and began when the step before had ended."""
         times = event.times
-        in_order = (
+        if (
             self._applied_ns
             <= times.started_ns
             <= times.plan_from_ns
@@ -61,23 +61,25 @@ class TimeLaws:
             <= times.launched_ns
             <= times.ready_ns
             <= times.applied_ns
+            == event.t_ns
+        ):
+            self._applied_ns = event.t_ns
+            return
+        cuts = (
+            times.started_ns,
+            times.plan_from_ns,
+            times.planned_ns,
+            times.committed_ns,
+            times.launched_ns,
+            times.ready_ns,
+            times.applied_ns,
         )
-        if not in_order or times.applied_ns != event.t_ns:
-            cuts = (
-                times.started_ns,
-                times.plan_from_ns,
-                times.planned_ns,
-                times.committed_ns,
-                times.launched_ns,
-                times.ready_ns,
-                times.applied_ns,
-            )
-            report(
-                "INV-TIME-01",
-                f"cuts that do not fall, from {self._applied_ns}, when the last step ended, to {event.t_ns}",
-                f"{cuts}",
-            )
-        self._applied_ns = times.applied_ns
+        before, self._applied_ns = self._applied_ns, times.applied_ns
+        report(
+            "INV-TIME-01",
+            f"cuts that do not fall, from {before}, when the last step ended, to {event.t_ns}",
+            f"{cuts}",
+        )
 
 
 def on_lives(queue: QueueBooks, lives: Iterable[LifeReading], report: Report) -> int:

@@ -81,9 +81,14 @@ class Watch:
     def on_completed(self, event: StepCompleted) -> None:
         """A step is over."""
         self._times.on_completed(event, self._report)
-        self.meters.on_completed(self.queue, event)
+        meters, kind = self.meters, event.kind
+        meters.steps[kind] = meters.steps.get(kind, 0) + 1
+        if not event.failed:
+            meters.tokens += len(event.rows)
+        if meters.firsts:
+            meters.on_first_tokens(self.queue, event)
         if not self.queue.live:
-            self.meters.promising = None
+            meters.promising = None
 
     def audit(self, books: Shadow, snapshot: SchedulerSnapshot) -> None:
         """The engine's state between two steps."""
