@@ -142,7 +142,8 @@ def test_fr_35_the_span_hangs_under_the_callers_and_its_children_leave_no_gap() 
         until(lambda: live.status.running == 1, "the row is taken")
         _ask(live, f"00-{TRACE}-{PARENT}-01", prompt="p" * 150, max_tokens=5, ignore_eos=True)
         holder.join(30)
-        spans = receiver.wait_for(lambda spans: any(s.kind == Span.SPAN_KIND_SERVER for s in spans))
+        # The root, three chunks and two stretches between them, intake, queue, decode and stream.
+        spans = receiver.wait_for(lambda spans: sum(s.trace_id.hex() == TRACE for s in spans) >= 10)
         mine = [span for span in spans if span.trace_id.hex() == TRACE]
         [root] = [span for span in mine if span.kind == Span.SPAN_KIND_SERVER]
     assert root.parent_span_id.hex() == PARENT
