@@ -1,8 +1,4 @@
-"""Composition root. Owns: the one place that builds an engine, its listeners and its HTTP routes, and runs them.
-
-Listeners on the engine thread, in order: queues for those with a worker of their own, journal and read model (first, so
-that what the checker refuses is on record), then the invariant checker, then metrics.
-"""
+"""Composition root. Owns: the one place that builds an engine, its listeners and its HTTP routes, and runs them."""
 
 from __future__ import annotations
 
@@ -35,21 +31,14 @@ from engine.server.serve import build_server
 from engine.text.stops import stop_watchers
 from engine.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from invariants.checker import InvariantChecker
-from telemetry.buffered import BufferedSink, SinkStats
 from telemetry.checking import Checking
-from telemetry.exposition import Exposition
-from telemetry.isolation import IsolatedSink
 from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
-from telemetry.metering import MeteredFanOut
-from telemetry.metric_catalog import NS
-from telemetry.metrics import MetricsSink
+from telemetry.listeners import Listeners
 from telemetry.ports import bind_listener, make_room_for_files, port_of
 from telemetry.program import program
 from telemetry.read_api import create_router
-from telemetry.read_model import ReadModel
 from telemetry.settings import ServeCommand
-from telemetry.spans.config import build_span_sink
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +50,13 @@ class Instance:
     engine: LLMEngine
     engine_thread: EngineThread
     app: FastAPI
-    checking: Checking
-    metrics: MetricsSink
+    listeners: Listeners
     journal: CappedJournal | None
-    queues: tuple[BufferedSink, ...]
     executor: Executor
+
+    @property
+    def checking(self) -> Checking:
+        return self.listeners.checking
 
     @property
     def checker(self) -> InvariantChecker:
@@ -73,9 +64,7 @@ class Instance:
 
     def close(self) -> None:
         """After the engine thread has ended: write what waits, give memory back."""
-        self.checking.close()
-        for queue in self.queues:
-            queue.close()
+        self.listeners.close()
         self.executor.close()
 
 
@@ -89,48 +78,14 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     executor = executor or build_executor(config)
     info = executor.info()
     tokenizer = tokenizer_for(config, info)
-    late_ns = round(command.traces.gap_objective_s * NS)
-    metrics = MetricsSink(clock=clock, expects_responses=True, late_ns=late_ns)
     journal = _journal(command)
     engine_id = uuid.uuid4().hex[:12]
-    checking = Checking(
-        command.checker,
-        on_violation=command.on_violation,
-        journal=journal,
-        run=journal.path.stem if journal is not None else engine_id,
-        clock=clock,
-    )
-    checker = checking.checker
-    judging, counting = checking.sinks, IsolatedSink(metrics, "metrics")
-    read_model = ReadModel(
-        clock=clock,
-        expects_responses=True,
-        checker=None if checker.is_off else checker,
-        rejected=lambda: _rejected(metrics),
-        heartbeat=lambda: engine_thread.status.heartbeat_ns,
-    )
-    queues: tuple[BufferedSink, ...] = (BufferedSink(read_model, "read_model"),)
-    if journal is not None:
-        queues = (BufferedSink(journal, "journal"), *queues)
-    traces = build_span_sink(command.traces, expects_responses=True, version=version())
-    if traces is not None:
-        span_sink, span_export = traces
-        queues = (*queues, BufferedSink(span_sink, "spans"))
-        checking.listeners.append(span_sink.note_violation)
-    sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *judging, counting)
-    fan_out = MeteredFanOut(
-        [
-            *(("publish", queue) for queue in queues),
-            *(("check", sink) for sink in judging),
-            ("metric", counting),
-        ],
-        time.perf_counter_ns,
-    )
+    listeners = Listeners(command, clock=clock, journal=journal, engine_id=engine_id, version=version())
     engine = LLMEngine(
         config,
         executor=executor,
         clock=clock,
-        sink=fan_out,
+        sink=listeners.hears,
         stop_watcher=stop_watchers(tokenizer),
         key_secret=secrets.token_bytes(32),
         version=version(),
@@ -146,31 +101,18 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         clock=clock,
     )
 
-    def stats() -> Iterator[SinkStats]:
-        yield from (sink.stats() for sink in sinks)
-
-    def heartbeat() -> int:
-        return time.time_ns() - (clock.now_ns() - engine_thread.status.heartbeat_ns)
-
-    def others() -> Iterator[tuple[str, str, int]]:
-        yield from checking.numbers()
-        yield from fan_out.numbers()
-        if traces is not None:
-            yield from span_export.numbers()
-
-    exposition = Exposition(metrics, checker=checker, sinks=stats, heartbeat=heartbeat, others=others)
     app = create_app(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
         model=ServedModel(info.model, info.max_context_tokens, info.vocab_size, created=int(time.time())),
         config=config.server,
         clock=clock,
-        observer=metrics.front_end,
-        routers=(create_router(read_model, exposition),),
+        observer=listeners.metrics.front_end,
+        routers=(create_router(listeners.read_model, listeners.exposition),),
         version=version(),
     )
-    checking.attach(engine, engine_thread, metrics)
-    return Instance(engine, engine_thread, app, checking, metrics, journal, queues, executor)
+    listeners.attach(engine, engine_thread)
+    return Instance(engine, engine_thread, app, listeners, journal, executor)
 
 
 def tokenizer_for(config: EngineConfig, info: ExecutorInfo) -> Tokenizer:
@@ -180,13 +122,6 @@ def tokenizer_for(config: EngineConfig, info: ExecutorInfo) -> Tokenizer:
     from engine.models.packaged import packaged_gguf_path
 
     return load_tokenizer(config.model.path or packaged_gguf_path())
-
-
-def _rejected(metrics: MetricsSink) -> dict[str, int]:
-    """Requests turned away at the door, by cause."""
-    front = metrics.front_end
-    cells = front.snapshot()
-    return {value: cells[cell] for (name, value), cell in front.at.items() if name == "requests_rejected_total"}
 
 
 def version() -> str:

@@ -81,33 +81,8 @@ def step_spans(
     trace_id, root_id = step_ids(engine_id, plan.step)
     rids = dict.fromkeys([row.rid for row in plan.prefills] + list(plan.decodes))
     links = [link for rid in rids if (link := span_of(rid)) is not None]
-    attributes: Attributes = {
-        "step": plan.step,
-        "kind": plan.kind.value,
-        "rows": len(rids),
-        "decode_rows": len(plan.decodes),
-        "prefill_tokens": sum(row.extend_len for row in plan.prefills),
-        "waiting": plan.num_waiting,
-        "running": plan.num_running,
-        "new_token_ratio": plan.new_token_ratio,
-        "evicted_pages": plan.evicted_pages,
-        "retractions": len(plan.retractions),
-        "links_omitted": max(0, len(links) - MAX_LINKS),
-        "admitscope.engine_id": engine_id,
-        "admitscope.kept_because": kept_because,
-    }
-    attributes |= {f"pages.{state}": count for state, count in zip(_STATES, plan.pages, strict=True)}
-    if plan.pass_end is not None:
-        attributes |= {"pass_end": plan.pass_end.stopped_by.value, "not_considered": plan.pass_end.not_considered}
-    for name, ledger in (("open", plan.budget_open), ("close", plan.budget_close)):
-        if ledger is not None:
-            attributes |= {
-                f"compute.{name}": ledger.rem_input,
-                f"kv_total.{name}": ledger.remaining_total,
-                f"kv_now.{name}": ledger.remaining_current,
-            }
-            if ledger.rem_chunk is not None:
-                attributes[f"chunk.{name}"] = ledger.rem_chunk
+    attributes = _attributes(plan, rows=len(rids), links=len(links))
+    attributes |= {"admitscope.engine_id": engine_id, "admitscope.kept_because": kept_because}
     started, applied = times.started_ns or plan.t_ns, times.applied_ns or event.t_ns
     root = SpanDraft(
         name="engine.step",
@@ -145,3 +120,33 @@ def step_spans(
         if start and end >= start
     ]
     return [root, *children]
+
+
+def _attributes(plan: StepPlanned, *, rows: int, links: int) -> Attributes:
+    """What a step did, and what was left in each ledger."""
+    attributes: Attributes = {
+        "step": plan.step,
+        "kind": plan.kind.value,
+        "rows": rows,
+        "decode_rows": len(plan.decodes),
+        "prefill_tokens": sum(row.extend_len for row in plan.prefills),
+        "waiting": plan.num_waiting,
+        "running": plan.num_running,
+        "new_token_ratio": plan.new_token_ratio,
+        "evicted_pages": plan.evicted_pages,
+        "retractions": len(plan.retractions),
+        "links_omitted": max(0, links - MAX_LINKS),
+    }
+    attributes |= {f"pages.{state}": count for state, count in zip(_STATES, plan.pages, strict=True)}
+    if plan.pass_end is not None:
+        attributes |= {"pass_end": plan.pass_end.stopped_by.value, "not_considered": plan.pass_end.not_considered}
+    for name, ledger in (("open", plan.budget_open), ("close", plan.budget_close)):
+        if ledger is not None:
+            attributes |= {
+                f"compute.{name}": ledger.rem_input,
+                f"kv_total.{name}": ledger.remaining_total,
+                f"kv_now.{name}": ledger.remaining_current,
+            }
+            if ledger.rem_chunk is not None:
+                attributes[f"chunk.{name}"] = ledger.rem_chunk
+    return attributes

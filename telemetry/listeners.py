@@ -1,0 +1,110 @@
+"""Listeners. Owns: everything that hears one engine of this process, in which order, and how it is shown.
+
+On the engine thread, in order: the queues of those with a worker of their own (first, so that what the checker refuses
+is on record), the checker, metrics. `hears` is the engine's sink; once the engine exists, `attach` names it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from engine.clock import Clock
+from engine.events import EventSink
+from engine.llm_engine import LLMEngine
+from engine.server.engine_thread import EngineThread
+from telemetry.buffered import BufferedSink, SinkStats
+from telemetry.checking import Checking
+from telemetry.exposition import Exposition
+from telemetry.isolation import IsolatedSink
+from telemetry.journal_cap import CappedJournal
+from telemetry.metering import MeteredFanOut
+from telemetry.metric_catalog import NS
+from telemetry.metrics import MetricsSink
+from telemetry.read_model import ReadModel
+from telemetry.settings import ServeCommand
+from telemetry.spans.config import build_span_sink
+
+
+class Listeners:
+    """All listeners of one engine.
+
+    journal    where records go; None: nowhere
+    engine_id  names the run where there is no journal to name it
+    version    of this build, for traces
+    """
+
+    def __init__(
+        self, command: ServeCommand, *, clock: Clock, journal: CappedJournal | None, engine_id: str, version: str
+    ) -> None:
+        self._clock = clock
+        self._engine_thread: EngineThread | None = None
+        self.metrics = MetricsSink(
+            clock=clock, expects_responses=True, late_ns=round(command.traces.gap_objective_s * NS)
+        )
+        self.checking = Checking(
+            command.checker,
+            on_violation=command.on_violation,
+            journal=journal,
+            run=journal.path.stem if journal is not None else engine_id,
+            clock=clock,
+        )
+        checker = self.checking.checker
+        self.read_model = ReadModel(
+            clock=clock,
+            expects_responses=True,
+            checker=None if checker.is_off else checker,
+            rejected=self._rejected,
+            heartbeat=self._heartbeat_ns,
+        )
+        queues = [] if journal is None else [BufferedSink(journal, "journal")]
+        queues.append(BufferedSink(self.read_model, "read_model"))
+        self._traces = None
+        traces = build_span_sink(command.traces, expects_responses=True, version=version)
+        if traces is not None:
+            span_sink, self._traces = traces
+            queues.append(BufferedSink(span_sink, "spans"))
+            self.checking.listeners.append(span_sink.note_violation)
+        self.queues = tuple(queues)
+        judging, counting = self.checking.sinks, IsolatedSink(self.metrics, "metrics")
+        self._sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *judging, counting)
+        parts: list[tuple[str, EventSink]] = [("publish", queue) for queue in queues]
+        parts += [("check", sink) for sink in judging]
+        parts.append(("metric", counting))
+        self.hears = MeteredFanOut(parts, time.perf_counter_ns)
+        self.exposition = Exposition(
+            self.metrics, checker=checker, sinks=self._stats, heartbeat=self._heartbeat_wall_ns, others=self._numbers
+        )
+
+    def attach(self, engine: LLMEngine, engine_thread: EngineThread) -> None:
+        """Name the engine that is heard."""
+        self._engine_thread = engine_thread
+        self.checking.attach(engine, engine_thread, self.metrics)
+
+    def close(self) -> None:
+        """After the engine thread has ended: write what waits."""
+        self.checking.close()
+        for queue in self.queues:
+            queue.close()
+
+    def _stats(self) -> Iterator[SinkStats]:
+        yield from (sink.stats() for sink in self._sinks)
+
+    def _numbers(self) -> Iterator[tuple[str, str, int]]:
+        yield from self.checking.numbers()
+        yield from self.hears.numbers()
+        if self._traces is not None:
+            yield from self._traces.numbers()
+
+    def _heartbeat_ns(self) -> int:
+        """When the loop last turned, by the engine's clock; before it did, now."""
+        return self._clock.now_ns() if self._engine_thread is None else self._engine_thread.status.heartbeat_ns
+
+    def _heartbeat_wall_ns(self) -> int:
+        return time.time_ns() - (self._clock.now_ns() - self._heartbeat_ns())
+
+    def _rejected(self) -> dict[str, int]:
+        """Requests turned away at the door, by cause."""
+        front = self.metrics.front_end
+        cells = front.snapshot()
+        return {value: cells[cell] for (name, value), cell in front.at.items() if name == "requests_rejected_total"}
