@@ -17,7 +17,7 @@ ENDS = {Cause.STOP, Cause.LENGTH, Cause.ABORT, Cause.ERROR, Cause.KV_POOL_EXHAUS
 #: Written out a second time, on purpose: the table of the engine must not change by accident.
 LEGAL = {
     (W, P): {Cause.ADMIT},
-    (W, F): {Cause.ABORT, Cause.ERROR, Cause.NEVER_FITS},
+    (W, F): {Cause.ABORT, Cause.ERROR, Cause.NEVER_FITS, Cause.QUEUE_TIMEOUT, Cause.DISPLACED},
     (P, P): {Cause.NEXT_CHUNK},
     (P, D): {Cause.FINAL_CHUNK},
     (P, W): {Cause.RETRACT, Cause.PREEMPT},
