@@ -36,17 +36,18 @@ SIMULATED = ("--executor.kind", "simulated", "--executor.simulated-step-ms", "1"
 class Served:
     """A running `admitscope serve`."""
 
-    def __init__(self, folder: Path, *flags: str, limit_file_bytes: int | None = None) -> None:
-        words = [sys.executable, "-m", "telemetry.cli", "serve", "--server.port", "0", *SIMULATED, *flags]
-        if limit_file_bytes is not None:
-            words = ["prlimit", f"--fsize={limit_file_bytes}", *words]
+    def __init__(self, folder: Path, *flags: str, limits: tuple[str, ...] = (), module: str = "telemetry.cli") -> None:
+        words = [sys.executable, "-m", module, "serve", "--server.port", "0", *SIMULATED, *flags]
+        if limits:
+            words = ["prlimit", *limits, *words]
         self.process = subprocess.Popen(
             words,
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("ADMITSCOPE_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("ADMITSCOPE_")}
+            | {"PYTHONPATH": str(Path(__file__).parents[2])},
         )
         self.said = ""
         self.url = ""
@@ -67,8 +68,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *flags: str, limit_file_bytes: int | None = None) -> Iterator[Served]:
-    served = Served(folder, *flags, limit_file_bytes=limit_file_bytes)
+def serving(folder: Path, *flags: str, **options: Any) -> Iterator[Served]:
+    served = Served(folder, *flags, **options)
     try:
         assert served.url, served.process.communicate(timeout=60)
         yield served

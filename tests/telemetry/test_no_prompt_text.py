@@ -27,7 +27,7 @@ from engine.models.packaged import packaged_gguf_path
 from engine.text.tokenizer import ByteTokenizer, load_tokenizer
 
 DEADLINE_S = 120.0
-CANARY = "The canary Zerbinetta hums quintessential Xylophonmusik for Ambassador Pfefferkorn."
+CANARY = "The nightingale Zerbinetta hums quintessential Xylophonmusik for Ambassador Pfefferkorn."
 HEADERS = {"authorization": "Bearer canary-secret-key-123", "cookie": "session=canary-cookie"}
 #: Ids in a row that betray a prompt. Shorter runs occur by chance among counters.
 RUN = 5
@@ -194,6 +194,7 @@ def test_nothing_that_a_run_writes_holds_a_prompt_or_an_answer(tmp_path: Path, k
     assert {"unsupported_parameter", "unknown_parameter", "model_not_found", "invalid_value"} <= set(run.codes)
     log = run.written["output.log"]
     assert b"DEBUG" in log
+    assert b"the executor failed with ValueError" in log
     assert any(name.endswith(".jsonl") for name in run.written)
     assert b"violations_total" in run.written["/metrics"]
     assert b'"violations_total":0' not in run.written["/observe/status"], "a law was broken"

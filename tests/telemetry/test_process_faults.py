@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -172,9 +174,26 @@ def test_a_third_signal_does_not_wait_for_a_step_that_never_ends(tmp_path: Path)
     assert load.broken == 1
 
 
+def test_an_engine_that_died_is_said_by_every_door_and_by_the_exit_status(tmp_path: Path) -> None:
+    """The server breaks a law on purpose, and was told to stop at that."""
+    flags = ("--on-violation", "raise", "--journal", "none")
+    with serving(tmp_path, *flags, module="tests.telemetry.canary_server") as served:
+        with httpx.Client(base_url=served.url, trust_env=False, timeout=DEADLINE_S) as client:
+            ask = ASK | {"max_tokens": 2, "stream": False}
+            assert client.post("/v1/completions", json=ask).status_code == 200
+            end = time.monotonic() + DEADLINE_S
+            while client.get("/health").status_code == 200:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            assert client.get("/health").json()["status"] == "dead"
+            refused = client.post("/v1/completions", json=ask)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+        assert served.end()[0] == 1
+
+
 def test_a_journal_that_cannot_grow_costs_no_request(tmp_path: Path) -> None:
     """A limit on file sizes fails writes like a full disk does, at the same system call."""
-    with serving(tmp_path, limit_file_bytes=64 * 1024) as served:
+    with serving(tmp_path, limits=("--fsize=65536",)) as served:
         for _ in range(30):
             assert complete(served.url)["usage"]["completion_tokens"] == 20
         deadline = time.monotonic() + DEADLINE_S
@@ -196,3 +215,18 @@ def test_a_journal_that_cannot_grow_costs_no_request(tmp_path: Path) -> None:
     reader = JournalReader(journal)
     assert len(list(reader.records())) > 10
     assert reader.torn is None, "whole lines only"
+
+
+def test_room_for_all_connections_is_made_at_the_start_or_the_start_is_refused(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "telemetry.cli", "serve", "--server.port", "0", "--journal", "none"]
+    done = subprocess.run(
+        ["prlimit", "--nofile=300:300", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert "server.max_connections=1024 needs 1216 open files; this process may open 300" in done.stderr
+    with serving(
+        tmp_path, "--server.max-connections", "2000", "--journal", "none", limits=("--nofile=300:4096",)
+    ) as served:
+        limits = Path(f"/proc/{served.process.pid}/limits").read_text("ascii")
+        (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
+        assert line.split()[3:5] == ["2192", "4096"]
