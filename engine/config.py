@@ -189,6 +189,8 @@ class ServerConfig(_Frozen):
     """Seconds that the head of a request may take, and then its body; beyond it 408."""
     send_timeout_s: float = Field(60.0, gt=0, le=86_400)
     """Seconds that a client may leave a full send buffer as it is before its connection is cut."""
+    keep_alive_s: int = Field(75, ge=1, le=86_400)
+    """Seconds that an idle connection is kept. Longer than clients keep theirs, or requests meet a closing one."""
     stall_after_s: float = Field(10.0, gt=0, le=86_400)
     """Seconds without progress, with work at hand, before /ready and /health say 503."""
     drain_timeout_s: float = Field(20.0, ge=0, le=86_400)

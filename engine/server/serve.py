@@ -82,6 +82,7 @@ def build_server(app: FastAPI, config: ServerConfig, engine_thread: EngineThread
         log_level="error",  # what it warns of is counted: anybody could fill a log with it
         access_log=False,  # paths are counted, not logged
         server_header=False,
+        timeout_keep_alive=config.keep_alive_s,
         timeout_graceful_shutdown=round(config.drain_timeout_s) + _FLUSH_S,
         # A queue is bounded by max_queued_requests; the listen backlog only has to hold a burst of connects.
         backlog=2048,

@@ -56,6 +56,31 @@ def test_another_scheme_or_case_of_the_key_is_refused(locked: Any, header: str) 
     assert locked.http.get("/v1/models", headers={"authorization": header}).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect", "/debug", "/metrics"])
+def test_there_are_no_pages_for_developers(locked: Any, path: str) -> None:
+    assert locked.http.get(path).status_code == 401
+    assert locked.http.get(path, headers={"authorization": f"Bearer {KEY}"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("authorization", "Bearer wrong"), ("authorization", f"Bearer {KEY}")],
+        [("authorization", f"Bearer {KEY}, Bearer wrong")],
+        [("authorization", b"Bearer " + KEY.encode() + b"\xe4")],
+        [("authorization", f"Bearer {KEY[:-1]}")],
+        [("authorization", "Bearer " + "a" * 10_000)],
+        [("x-api-key", KEY)],
+        [("cookie", f"authorization=Bearer {KEY}")],
+    ],
+    ids=["second of two", "two in one", "a byte more", "a byte less", "long", "another header", "cookie"],
+)
+def test_only_the_one_key_in_its_one_place_opens(locked: Any, headers: list[tuple[str, Any]]) -> None:
+    response = locked.http.get("/v1/models", headers=[(name, value) for name, value in headers])
+    assert response.status_code == 401
+    assert locked.http.get(f"/v1/models?api_key={KEY}").status_code == 401
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_are_open(locked: Any, path: str) -> None:
     assert locked.http.get(path).status_code == 200

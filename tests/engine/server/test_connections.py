@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.config import ServerConfig
 from engine.server.observer import CutCause
 from tests.engine.server.live import DEADLINE_S, GatedExecutor, until
 from tests.engine.server.test_disconnects import BODY, ends_of, sent_of
@@ -170,6 +171,17 @@ def test_time_does_not_run_while_an_answer_is_computed(serve: Any) -> None:
     live = serve(step_ms=20, server={"receive_timeout_s": 0.2})
     assert live.post(max_tokens=40, ignore_eos=True).status_code == 200
     assert not live.observer.cuts
+
+
+def test_an_idle_connection_outlives_what_clients_keep(serve: Any) -> None:
+    """httpx, and with it OpenAI's client, keeps an idle connection for 5 s: a server that does, too, races with it."""
+    live = serve(server={"keep_alive_s": 1})
+    assert live.server.config.timeout_keep_alive == 1
+    with connected(live) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert [status for status, _ in answers(all_of(connection))] == [200]
+    assert not live.observer.cuts
+    assert ServerConfig().keep_alive_s > 60
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
