@@ -143,7 +143,7 @@ def _waiting(books: Shadow, queue: QueueBooks, view: WaitingView, report: Report
         return
     if view.num_retractions != track.ways_back:
         report("INV-REQ-05", f"pushed back {track.ways_back} times", f"{view.num_retractions}", rid=view.rid)
-    if not track.ways_back and view.times_passed_over != queue.overtakes(track):
+    if view.times_passed_over != queue.overtakes(track):
         report("INV-REQ-04", f"passed over {queue.overtakes(track)} times", f"{view.times_passed_over}", rid=view.rid)
     if view.output_len != request.outputs:
         report("INV-STEP-01", f"{request.outputs} output tokens, from events", f"{view.output_len}", rid=view.rid)

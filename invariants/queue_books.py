@@ -26,6 +26,7 @@ class Track:
     entry      place in the order of entry to the queue; a request that is pushed back enters anew
     waited_ns  closed stays in the queue, summed
     ways_back  times it was pushed back
+    overtaken  times it was passed over in earlier stays
     cached, computed   of its prompt (and kept outputs): found at the last admission, and planned since then
     """
 
@@ -38,6 +39,7 @@ class Track:
         "entered_ns",
         "entry",
         "first_token_ns",
+        "overtaken",
         "prompt_len",
         "rid",
         "waited_ns",
@@ -54,6 +56,7 @@ class Track:
         self.ended_ns: int | None = None
         self.waited_ns = 0
         self.ways_back = 0
+        self.overtaken = 0
         self.cached = 0
         self.computed = 0
 
@@ -118,6 +121,8 @@ class QueueBooks:
     def _leave(self, track: Track, t_ns: int) -> None:
         if self.waiting.pop(track.rid, None) is not None:
             track.waited_ns += t_ns - track.entered_ns
+            # The pass that takes it is not known yet, and does not pass it over.
+            track.overtaken = self.overtakes(track)
             self.returned -= track.ways_back > 0
 
     def admitted(self, latest_entry: int) -> None:
@@ -128,5 +133,5 @@ class QueueBooks:
             del self._passes[: bisect_right(self._passes, oldest)]
 
     def overtakes(self, track: Track) -> int:
-        """Passes since its last entry that admitted someone who entered after it. Right for those who wait."""
-        return len(self._passes) - bisect_right(self._passes, track.entry)
+        """Passes that admitted someone who entered after it, in this stay and earlier ones. Right for who waits."""
+        return track.overtaken + len(self._passes) - bisect_right(self._passes, track.entry)

@@ -47,8 +47,7 @@ class RequestLaws:
     def on_decision(self, queue: QueueBooks, event: AdmissionDecided, report: Report) -> None:
         """The count of overtakes that a decision carries."""
         track = queue.waiting.get(event.rid)
-        # What it was overtaken before it was pushed back is no longer on record here.
-        if track is None or track.ways_back or event.is_continuation:
+        if track is None or event.is_continuation:
             return
         due = queue.overtakes(track)
         if event.times_passed_over != due:

@@ -181,7 +181,10 @@ def _admit(request: Request, row: PrefillRow, publisher: Publisher) -> None:
 def _leave_queue(state: SchedulerState, members: list[Request]) -> None:
     """Members leave the queue; whoever entered before the latest of them was passed over."""
     latest = max(request.entry_seq for request in members)
-    state.dequeue([request for request in members if request is not state.continuation])
+    leaving = [request for request in members if request is not state.continuation]
+    for request in leaving:
+        state.overtakes.settle(request)
+    state.dequeue(leaving)
     state.overtakes.admitted(latest, state.waiting)
 
 
@@ -239,7 +242,6 @@ def requeue(
     request.last_extend_end = 0
     request.last_candidate_extend = 0
     request.num_retractions += 1
-    request.times_passed_over = state.overtakes.count(request)
     request.entry_seq = state.next_entry()
     request.processed_at_entry = state.processed_tokens
     request.transition(RequestState.WAITING, cause)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 from engine.config import Policy
-from engine.request import Request
+from engine.request import Request, RequestState
 from engine.scheduler.policies import Ordering, OrderInputs, order_queue
 
 #: Overtakes kept before those that can matter to nobody are dropped.
@@ -82,5 +82,14 @@ class Overtakes:
             del self._latest[: bisect_right(self._latest, oldest)]
 
     def count(self, request: Request) -> int:
-        """Times `request` was passed over since it entered, and before its retractions."""
+        """Times `request` was passed over while it waited, before its retractions too."""
+        if request.state is not RequestState.WAITING:
+            return request.times_passed_over
+        return self._so_far(request)
+
+    def settle(self, request: Request) -> None:
+        """`request` leaves the queue, before `admitted` hears of the pass that takes it: nobody passes it any more."""
+        request.times_passed_over = self._so_far(request)
+
+    def _so_far(self, request: Request) -> int:
         return request.times_passed_over + len(self._latest) - bisect_right(self._latest, request.entry_seq)
