@@ -1,0 +1,214 @@
+"""Alerts as cases for promtool. Owns: for each alert, series on which it fires and series on which it must not.
+
+Series have one sample every 15 s from time 0 in promtool's notation: `0+5x40` rises by 5 forty times, `1x40` stays.
+Short names: `INSTANCE` is added to every selector, the prefix to every name but `up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from grafana.rules import ALERTS, RUNBOOK
+from telemetry.metric_catalog import PREFIX
+
+INTERVAL: Final = "15s"
+ENGINE: Final = "engine-a:8000"
+
+
+class Case(NamedTuple):
+    """One set of series. `at`: when the alert is looked at; `labels` beside instance and severity, None: silent."""
+
+    why: str
+    alert: str
+    series: Mapping[str, str]
+    at: str
+    labels: Mapping[str, str] | None
+
+
+def _fires(why: str, alert: str, at: str, series: Mapping[str, str], **labels: str) -> Case:
+    return Case(why, alert, series, at, labels)
+
+
+def _silent(why: str, alert: str, at: str, series: Mapping[str, str]) -> Case:
+    return Case(why, alert, series, at, None)
+
+
+def _objective(name: str, good: str, all_: str) -> dict[str, str]:
+    bound = {"time_to_first_token_seconds": "1.0", "queue_time_seconds": "0.5"}[name]
+    return {f'{name}_bucket{{le="{bound}"}}': good, f"{name}_count": all_}
+
+
+def _burns(short: str, name: str) -> tuple[Case, ...]:
+    fast, slow = f"Admitscope{short}SLOBurn", f"Admitscope{short}SLOSlowBurn"
+    bad_for_five_minutes = _objective(name, "0+10x220 2201+1x19", "0+10x240")
+    return (
+        _fires("nine of ten are late", fast, "10m", _objective(name, "0+1x240", "0+10x240")),
+        _silent("not held for two minutes yet", fast, "1m", _objective(name, "0+1x240", "0+10x240")),
+        _silent("the hour before was good", fast, "1h", bad_for_five_minutes),
+        _silent("a tenth is late: for the slow one", fast, "1h", _objective(name, "0+9x240", "0+10x240")),
+        _silent("nobody asked", fast, "1h", _objective(name, "5x240", "90x240")),
+        _fires("a tenth is late", slow, "1h", _objective(name, "0+9x240", "0+10x240")),
+        _silent("two of a hundred are late", slow, "1h", _objective(name, "0+98x240", "0+100x240")),
+    )
+
+
+_BUSY: Final = {'requests{state="decode"}': "3x80", 'requests{state="waiting"}': "0x80"}
+_QUIET: Final = {'requests{state="decode"}': "0x80", 'requests{state="waiting"}': "0x80"}
+_BEATS: Final = {"heartbeat_timestamp_seconds": "0+15x80"}
+_HELD: Final = {'kv_pages{state="private"}': "3x80", 'kv_pages{state="protected"}': "1x80"}
+
+CASES: Final = (
+    _fires(
+        "a law broke",
+        "AdmitscopeInvariantViolation",
+        "4m",
+        {'violations_total{id="INV-PAGE-01"}': "0x8 1x40", 'violations_total{id="INV-PAGE-02"}': "0x48"},
+        id="INV-PAGE-01",
+    ),
+    _silent("long ago", "AdmitscopeInvariantViolation", "9m", {'violations_total{id="INV-PAGE-01"}': "0x4 3x40"}),
+    _silent("a restart", "AdmitscopeInvariantViolation", "4m", {'violations_total{id="INV-PAGE-01"}': "3x8 0x40"}),
+    _fires("pages are gone", "AdmitscopeKVLeak", "6m", {"kv_pages_unaccounted": "0x4 2x40"}),
+    _silent("not held for a minute yet", "AdmitscopeKVLeak", "3m15s", {"kv_pages_unaccounted": "0x4 2x40"}),
+    _silent("a count between two steps", "AdmitscopeKVLeak", "6m", {"kv_pages_unaccounted": "0 2 " * 12}),
+    _fires("held for nobody", "AdmitscopeKVIdleResidue", "3m", _HELD | _QUIET),
+    _silent("held for somebody", "AdmitscopeKVIdleResidue", "10m", _HELD | _BUSY),
+    _silent(
+        "cached is not held",
+        "AdmitscopeKVIdleResidue",
+        "10m",
+        {'kv_pages{state="evictable"}': "9x80", 'kv_pages{state="private"}': "0x80"} | _QUIET,
+    ),
+    _fires(
+        "others are admitted",
+        "AdmitscopeStarvation",
+        "4m",
+        {"waiting_oldest_seconds": "0+15x40", 'admissions_total{reason="admitted_whole"}': "0+5x40"},
+    ),
+    _silent(
+        "nobody is admitted",
+        "AdmitscopeStarvation",
+        "4m",
+        {"waiting_oldest_seconds": "0+15x40", 'admissions_total{reason="kv_total_exhausted"}': "0+5x40"},
+    ),
+    _silent(
+        "a short wait",
+        "AdmitscopeStarvation",
+        "4m",
+        {"waiting_oldest_seconds": "25x40", 'admissions_total{reason="admitted_whole"}': "0+5x40"},
+    ),
+    _fires("no heartbeat", "AdmitscopeStuck", "3m", {"heartbeat_timestamp_seconds": "0+15x4 60x40"} | _QUIET),
+    _fires("no work done", "AdmitscopeStuck", "5m", _BEATS | _BUSY | {'steps_total{kind="decode"}': "0+9x4 36x76"}),
+    _fires(
+        "idle steps only",
+        "AdmitscopeStuck",
+        "5m",
+        _BEATS | _BUSY | {'steps_total{kind="idle"}': "0+9x80", 'steps_total{kind="decode"}': "7x80"},
+    ),
+    _silent("nothing to do", "AdmitscopeStuck", "5m", _BEATS | _QUIET | {'steps_total{kind="decode"}': "36x80"}),
+    _silent("at work", "AdmitscopeStuck", "5m", _BEATS | _BUSY | {'steps_total{kind="decode"}': "0+9x80"}),
+    _fires(
+        "two for each that ends",
+        "AdmitscopeRetractStorm",
+        "6m",
+        {'retractions_total{cause="kv_now"}': "0+2x40", 'requests_finished_total{finish_reason="stop"}': "0+1x40"},
+    ),
+    _silent(
+        "many, and very many end",
+        "AdmitscopeRetractStorm",
+        "6m",
+        {'retractions_total{cause="kv_now"}': "0+2x40", 'requests_finished_total{finish_reason="stop"}': "0+20x40"},
+    ),
+    _silent(
+        "few",
+        "AdmitscopeRetractStorm",
+        "6m",
+        {'retractions_total{cause="kv_now"}': "0+1x40", 'requests_finished_total{finish_reason="stop"}': "0+1x40"},
+    ),
+    *_burns("TTFT", "time_to_first_token_seconds"),
+    *_burns("Queue", "queue_time_seconds"),
+    _fires(
+        "two thirds promised away",
+        "AdmitscopeReservationTooLarge",
+        "15m",
+        {
+            'pass_ends_total{reason="kv_total_exhausted"}': "0+2x80",
+            'kv_pages{state="free"}': "20x80",
+            'kv_pages{state="evictable"}': "20x80",
+            "kv_pages_capacity": "100x80",
+        },
+    ),
+    _silent(
+        "really full",
+        "AdmitscopeReservationTooLarge",
+        "15m",
+        {
+            'pass_ends_total{reason="kv_total_exhausted"}': "0+2x80",
+            'kv_pages{state="free"}': "5x80",
+            'kv_pages{state="evictable"}': "5x80",
+            "kv_pages_capacity": "100x80",
+        },
+    ),
+    _fires("a sink drops", "AdmitscopeTelemetryLoss", "5m", {'telemetry_dropped_total{sink="journal"}': "0+1x40"}),
+    _silent("it dropped once", "AdmitscopeTelemetryLoss", "8m", {'telemetry_dropped_total{sink="journal"}': "0 5x40"}),
+    _fires(
+        "a tenth unexplained",
+        "AdmitscopeTTFTUnexplained",
+        "20m",
+        {"ttft_residual_seconds_total": "0+1x100", "time_to_first_token_seconds_sum": "0+10x100"},
+    ),
+    _silent(
+        "a hundredth",
+        "AdmitscopeTTFTUnexplained",
+        "20m",
+        {"ttft_residual_seconds_total": "0+0.1x100", "time_to_first_token_seconds_sum": "0+10x100"},
+    ),
+    _fires("a miss", "AdmitscopeClaimFailure", "3m", {'kv_claim_failures_total{caller="decode"}': "0x4 1x40"}),
+    _silent("long ago", "AdmitscopeClaimFailure", "8m", {'kv_claim_failures_total{caller="decode"}': "0x4 1x40"}),
+    _fires(
+        "steps without checks",
+        "AdmitscopeCheckerSilent",
+        "5m",
+        {'invariant_checks_total{group="page"}': "7x40", 'steps_total{kind="decode"}': "0+9x40"},
+    ),
+    _silent(
+        "no steps",
+        "AdmitscopeCheckerSilent",
+        "5m",
+        {'invariant_checks_total{group="page"}': "7x40", 'steps_total{kind="idle"}': "0+9x40"},
+    ),
+    _silent(
+        "checks",
+        "AdmitscopeCheckerSilent",
+        "5m",
+        {'invariant_checks_total{group="page"}': "0+70x40", 'steps_total{kind="decode"}': "0+9x40"},
+    ),
+    _fires("gone", "AdmitscopeDown", "2m", {'up{job="admitscope"}': "1x4 0x20"}, job="admitscope"),
+    _silent("one scrape missed", "AdmitscopeDown", "1m15s", {'up{job="admitscope"}': "1x3 0 1x20"}),
+)
+
+
+def _series(short: str) -> str:
+    name, _, rest = short.partition("{")
+    inside = rest.rstrip("}")
+    labels = ",".join(part for part in (f'instance="{ENGINE}"', inside) if part)
+    return f"{name if name == 'up' else PREFIX + name}{{{labels}}}"
+
+
+def unit_test(case: Case) -> dict[str, Any]:
+    """The case as promtool wants it."""
+    [alert] = [one for one in ALERTS if one.name == case.alert]
+    expected = []
+    if case.labels is not None:
+        expected.append(
+            {
+                "exp_labels": {"severity": alert.severity, "instance": ENGINE, **case.labels},
+                "exp_annotations": {"summary": alert.meaning, "description": alert.look, "runbook": RUNBOOK},
+            }
+        )
+    return {
+        "name": f"{case.alert}: {case.why}",
+        "interval": INTERVAL,
+        "input_series": [{"series": _series(name), "values": values} for name, values in case.series.items()],
+        "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}],
+    }
