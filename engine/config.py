@@ -184,7 +184,7 @@ class ServerConfig(_Frozen):
     max_header_bytes: int = Field(16 * 1024, ge=1024, le=1024 * 1024)
     """Largest head of a request: its line and its headers; beyond it 431."""
     max_connections: int = Field(1024, ge=1, le=65_536)
-    """Connections open at once; beyond it 503. A request takes one, and so does an idle client that keeps its own."""
+    """Connections open at once. Beyond it an idle one is closed for a new one; where none is idle, 503."""
     receive_timeout_s: float = Field(60.0, gt=0, le=86_400)
     """Seconds that the head of a request may take, and then its body; beyond it 408."""
     send_timeout_s: float = Field(60.0, gt=0, le=86_400)

@@ -45,14 +45,37 @@ class LimitedConnection(H11Protocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
         self._half_closed = False
-        over = len(self.connections) - self.limits.max_connections
-        if over > 0:
-            self.observer.on_cut(CutCause.TOO_MANY)
-            self._served_app, self.app = self.app, cast("Any", self._refuse)
-        if over > _TOLD:
-            transport.abort()
-        else:
+        self._idle_since = self.loop.time()
+        self._is_refused = False
+        others = [cast("LimitedConnection", one) for one in self.connections if one is not self]
+        refused = sum(one._is_refused for one in others)
+        if len(others) - refused < self.limits.max_connections or self._take_place_of_an_idle_one(others):
             self._watch_head()
+            return
+        self._is_refused = True
+        self.observer.on_cut(CutCause.TOO_MANY)
+        self._served_app, self.app = self.app, cast("Any", self._refuse)
+        if refused < _TOLD:
+            self._watch_head()
+        else:
+            transport.abort()
+
+    def _take_place_of_an_idle_one(self, others: list[LimitedConnection]) -> bool:
+        """Close the connection that has been idle for longest: keeping it is a courtesy. False when none is."""
+        idle = [one for one in others if one.is_idle]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda one: one._idle_since)
+        self.observer.on_cut(CutCause.IDLE)
+        self.connections.discard(oldest)
+        oldest._close()
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """It has a place, and no request on it is being read or answered."""
+        is_between = not self._is_refused and (self.cycle is None or self.cycle.response_complete)
+        return is_between and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop every timer."""
@@ -140,6 +163,7 @@ class LimitedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """The last byte of an answer is in the buffer."""
         super().on_response_complete()
+        self._idle_since = self.loop.time()
         if self._half_closed and self.cycle.response_complete:
             self.transport.close()
         self._watch_head()

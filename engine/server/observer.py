@@ -12,6 +12,7 @@ class CutCause(StrEnum):
     """Why the server ended a connection, or refused it, before its client did."""
 
     TOO_MANY = "too_many"
+    IDLE = "idle"
     HEAD_LATE = "head_late"
     HEAD_TOO_LARGE = "head_too_large"
     BODY_LATE = "body_late"

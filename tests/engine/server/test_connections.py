@@ -74,6 +74,10 @@ def code_of(data: bytes) -> tuple[int, str]:
     return status, json.loads(body)["error"]["code"]
 
 
+def connections_of(live: Any) -> list[Any]:
+    return list(live.server.server_state.connections)
+
+
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
@@ -191,8 +195,8 @@ def test_one_connection_too_many_is_503_and_places_come_back(serve: Any) -> None
     live = serve(server={"max_connections": 3})
     with contextlib.ExitStack() as held:
         for _ in range(3):
-            held.enter_context(connected(live))
-        until(lambda: len(live.server.server_state.connections) == 3, "three connections")
+            held.enter_context(connected(live)).sendall(b"GET / HT")
+        until(lambda: not any(c.is_idle for c in connections_of(live)) and len(connections_of(live)) == 3, "all busy")
         with connected(live) as late:
             late.sendall(request(ASK))
             assert code_of(all_of(late)) == (503, "too_many_connections")
@@ -206,11 +210,30 @@ def test_one_connection_too_many_is_503_and_places_come_back(serve: Any) -> None
     assert live.post(max_tokens=1).status_code == 200
 
 
+def test_an_idle_connection_gives_way_the_one_that_was_idle_for_longest(serve: Any) -> None:
+    live = serve(server={"max_connections": 2})
+    with connected(live) as old, connected(live) as recent:
+        for connection in (old, recent):
+            connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            data = b""
+            while not data.endswith(b"]}"):
+                data += connection.recv(4096)
+        with connected(live) as new:
+            new.sendall(request(ASK, extra="connection: close\r\n"))
+            assert [status for status, _ in answers(all_of(new))] == [200]
+        assert old.recv(1) == b""
+        recent.sendall(request(ASK, extra="connection: close\r\n"))
+        assert [status for status, _ in answers(all_of(recent))] == [200]
+    assert live.observer.cuts == {CutCause.IDLE: 1}
+
+
 def test_a_crowd_is_cut_without_a_word(serve: Any) -> None:
     live = serve(server={"max_connections": 1})
     with contextlib.ExitStack() as held:
+        held.enter_context(connected(live)).sendall(b"GET / HT")
+        until(lambda: [c.is_idle for c in connections_of(live)] == [False], "a busy one")
         crowd = [held.enter_context(connected(live)) for _ in range(90)]
-        until(lambda: live.observer.cuts[CutCause.TOO_MANY] == 89, "the crowd was counted")
+        until(lambda: live.observer.cuts[CutCause.TOO_MANY] == 90, "the crowd was counted")
         closed = 0
         for connection in crowd:
             connection.settimeout(0.01)
