@@ -289,3 +289,19 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path, recorded: Any, numbered
     target.write_bytes(b"".join([*lines[:40], b"{nonsense\n", *lines[40:]]))
     with pytest.raises(JournalError, match=r"late\.jsonl:41"):
         replay(target)
+
+
+def test_a_journal_of_the_first_version_still_replays(tmp_path: Path) -> None:
+    """Recorded before fields were added: what it lacks has its default, what it has must still come out."""
+    journal = Path(__file__).parent / "data" / "explained.jsonl.gz"
+    report = replay(journal)
+    assert (report.verdict, report.divergence) == ("identical", None)
+    assert report.events > 1_000
+    lines = gzip.decompress(journal.read_bytes()).splitlines()
+    at = next(
+        number for number, line in enumerate(lines) if b'"type":"StepPlanned"' in line and b'"evicted_pages":0' in line
+    )
+    lines[at] = lines[at].replace(b'"evicted_pages":0', b'"evicted_pages":1')
+    altered = tmp_path / "altered.jsonl"
+    altered.write_bytes(b"\n".join(lines) + b"\n")
+    assert replay(altered).verdict == "diverged", "defaults excuse nothing else"
