@@ -1,34 +1,71 @@
-"""Exposition. Owns: `/metrics` as text, and the same numbers as a collector for the Prometheus client library.
+"""Exposition. Owns: `/metrics` and `/metrics/sglang` as text, and the former as a collector for the client library.
 
-The text renderer keeps the constant part of every line and fills in the numbers, which is many times quicker than the
-library and holds the interpreter lock that much shorter; OpenMetrics, and tools, go through the library. A test holds
-the two to the same samples.
+Both routes, in either format, go through `telemetry.rendering`, which is many times quicker than the library's encoder
+and holds the interpreter lock that much shorter; the collector is for tests and tools. A test holds them to the same
+samples.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.metrics_core import Metric as LibraryFamily
 from prometheus_client.registry import Collector
 
 from telemetry.metric_books import CheckerCounts, SinkCounts
-from telemetry.metric_catalog import BUILD_INFO, BUILD_LABELS, CATALOG, COMPONENTS, FRONT_END, PREFIX, SINKS, Metric
+from telemetry.metric_catalog import BUILD_LABELS, COMPONENTS, FRONT_END, NS, SINKS
 from telemetry.metrics import MetricsSink
+from telemetry.rendering import Family, compile_views, render
+from telemetry.views import Readout, Source, View, build_info, gen_ai, native, sglang
 
-PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#: A rate is taken over at least so long.
+_RATE_NS: Final = NS
+_OUTPUT: Final = Source("generation_tokens_total")
+_CACHED: Final = Source("selected_tokens_total", "cached")
+_COMPUTED: Final = Source("selected_tokens_total", "computed")
 
 
-def _shown(number: int, scale: int) -> str:
-    return str(number) if scale == 1 else repr(number / scale)
+class _Program(NamedTuple):
+    """Both views, compiled for one engine."""
+
+    views: tuple[View, ...]
+    metrics: tuple[Family, ...]
+    sglang: tuple[Family, ...]
 
 
-def _bound(bound: float) -> str:
-    return repr(float(bound))
+class _Rates:
+    """What an SGLang server shows as a gauge over its last steps: here, over the time since a scrape a while ago."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: deque[tuple[int, int, int, int]] = deque()
+        self._hit_rate = 0.0
+
+    def take(self, now_ns: int, output: int, cached: int, computed: int) -> tuple[float, float]:
+        """(output tokens a second, cached share) up to now; 0 where nothing was seen yet."""
+        with self._lock:
+            seen = self._seen
+            # The youngest that is old enough stays first.
+            while len(seen) > 1 and seen[1][0] <= now_ns - _RATE_NS:
+                seen.popleft()
+            throughput = 0.0
+            if seen and seen[0][0] <= now_ns - _RATE_NS:
+                then, output_then, cached_then, computed_then = seen[0]
+                throughput = (output - output_then) * NS / (now_ns - then)
+                hits, misses = cached - cached_then, computed - computed_then
+                if hits + misses > 0:
+                    self._hit_rate = hits / (hits + misses)
+            if not seen or now_ns - seen[-1][0] >= _RATE_NS // 10:
+                seen.append((now_ns, output, cached, computed))
+            return throughput, self._hit_rate
 
 
 class Exposition(Collector):
@@ -57,100 +94,72 @@ class Exposition(Collector):
         self._lock = threading.Lock()
         self._idle_shown_ns = 0
         self._front_at = sink.front_end.at
-        self._text: list[tuple[str, Metric, list[tuple[list[str], int]]]] = [self._program(m) for m in CATALOG]
+        self._rates = _Rates()
+        self._front_from = len(sink.snapshot())
+        self._program_of: tuple[Mapping[str, str] | None, _Program] = (None, self._compile({}))
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
+    def render(self, accept: str = "", *, as_sglang: bool = False) -> tuple[bytes, str]:
         """The body and content type for a scrape whose Accept header is `accept`."""
-        encode, content_type = choose_encoder(accept)
-        if content_type.startswith("application/openmetrics-text"):
-            return encode(self.registry), content_type
-        return self.text().encode(), PLAIN
+        is_open = choose_encoder(accept)[1].startswith("application/openmetrics-text")
+        text = self.text(openmetrics=is_open, as_sglang=as_sglang)
+        return text.encode(), OPENMETRICS if is_open else PLAIN
 
-    def text(self) -> str:
-        """The Prometheus text format, version 0.0.4."""
-        main, front = self._read()
-        lines = [self._build_text()]
-        for header, metric, children in self._text:
-            lines.append(header)
-            cells = front if metric.name in FRONT_END else main
-            for prefixes, cell in children:
-                if metric.kind == "histogram":
-                    total = 0
-                    for offset in range(len(metric.bounds) + 1):
-                        total += cells[cell + offset]
-                        lines.append(f"{prefixes[offset]}{total}\n")
-                    lines.append(f"{prefixes[-2]}{_shown(cells[cell + metric.width - 1], metric.scale)}\n")
-                    lines.append(f"{prefixes[-1]}{total}\n")
-                else:
-                    lines.append(f"{prefixes[0]}{_shown(cells[cell], metric.scale)}\n")
-        return "".join(lines)
+    def text(self, *, openmetrics: bool = False, as_sglang: bool = False) -> str:
+        """The Prometheus text format, version 0.0.4, or OpenMetrics 1.0.0, which has exemplars."""
+        program, numbers = self._program(), self._numbers()
+        exemplars = self._sink.exemplars
+        return render(
+            program.sglang if as_sglang else program.metrics,
+            numbers,
+            self._readout(numbers, rates=as_sglang),
+            openmetrics=openmetrics,
+            exemplars=exemplars.snapshot() if openmetrics and exemplars is not None else None,
+        )
 
-    def collect(self) -> Iterator[Family]:
-        """The same numbers as families of the client library."""
-        main, front = self._read()
-        build = GaugeMetricFamily(PREFIX + BUILD_INFO.name, BUILD_INFO.help, labels=BUILD_LABELS)
-        build.add_metric([self._build()[label] for label in BUILD_LABELS], 1)
-        yield build
-        for metric in CATALOG:
-            cells = front if metric.name in FRONT_END else main
-            yield self._family(metric, cells)
+    def collect(self) -> Iterator[LibraryFamily]:
+        """The numbers of `/metrics` as families of the client library."""
+        program, numbers = self._program(), self._numbers()
+        read = self._readout(numbers)
+        for view, family in zip(program.views, program.metrics, strict=True):
+            yield _library_family(view, family, numbers, read)
 
-    def _family(self, metric: Metric, cells: tuple[int, ...] | list[int]) -> Family:
-        labels = (metric.label,) if metric.label else ()
-        name, at = PREFIX + metric.name, self._at(metric)
-        if metric.kind == "histogram":
-            histogram = HistogramMetricFamily(name, metric.help, labels=labels)
-            for value in metric.values:
-                cell, total, buckets = at[metric.name, value], 0, []
-                for offset, bound in enumerate([*map(_bound, metric.bounds), "+Inf"]):
-                    total += cells[cell + offset]
-                    buckets.append((bound, float(total)))
-                seen = cells[cell + metric.width - 1] / metric.scale
-                histogram.add_metric([value] if metric.label else [], buckets, seen)
-            return histogram
-        maker = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        family = maker(name, metric.help, labels=labels)
-        for value in metric.values:
-            number = cells[at[metric.name, value]]
-            family.add_metric([value] if metric.label else [], number / metric.scale)
-        return family
+    def _program(self) -> _Program:
+        """For the engine that is heard now; until it has started, for one without a name."""
+        build = self._sink.build
+        made_for, program = self._program_of
+        if build is not made_for:
+            program = self._compile(build or {})
+            self._program_of = (build, program)
+        return program
 
-    def _at(self, metric: Metric) -> Mapping[tuple[str, str], int]:
-        return self._front_at if metric.name in FRONT_END else self._sink.at
+    def _compile(self, build: Mapping[str, str]) -> _Program:
+        model = build.get("model", "")
+        views = (build_info({label: build.get(label, "") for label in BUILD_LABELS}), *native(), *gen_ai(model))
+        return _Program(views, compile_views(views, self._locate), compile_views(sglang(model), self._locate))
 
-    def _program(self, metric: Metric) -> tuple[str, Metric, list[tuple[list[str], int]]]:
-        name, at = PREFIX + metric.name, self._at(metric)
-        header = f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind}\n"
-        children = []
-        for value in metric.values:
-            label = f'{metric.label}="{value}"' if metric.label else ""
-            braces = f"{{{label}}}" if label else ""
-            if metric.kind == "histogram":
-                inner = f"{label}," if label else ""
-                bounds = [*map(_bound, metric.bounds), "+Inf"]
-                prefixes = [f'{name}_bucket{{{inner}le="{bound}"}} ' for bound in bounds]
-                prefixes += [f"{name}_sum{braces} ", f"{name}_count{braces} "]
-            else:
-                prefixes = [f"{name}{braces} "]
-            children.append((prefixes, at[metric.name, value]))
-        return header, metric, children
+    def _locate(self, source: Source) -> int:
+        """Where the front end's numbers follow the engine's."""
+        if source.family in FRONT_END:
+            return self._front_from + self._front_at[source.family, source.value]
+        return self._sink.at[source.family, source.value]
 
-    def _build(self) -> Mapping[str, str]:
-        return self._sink.build or dict.fromkeys(BUILD_LABELS, "")
+    def _readout(self, numbers: list[int], *, rates: bool = False) -> Readout:
+        def of(source: Source) -> int:
+            return numbers[self._locate(source)]
 
-    def _build_text(self) -> str:
-        name = PREFIX + BUILD_INFO.name
-        escaped = {
-            label: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-            for label, value in self._build().items()
-        }
-        labels = ",".join(f'{label}="{escaped[label]}"' for label in BUILD_LABELS)
-        return f"# HELP {name} {BUILD_INFO.help}\n# TYPE {name} {BUILD_INFO.kind}\n{name}{{{labels}}} 1\n"
+        page_size = int((self._sink.build or {}).get("page_size", 1))
+        if not rates:
+            return Readout(of, page_size, 0.0, 0.0)
+        now = self._sink.clock.now_ns()
+        return Readout(of, page_size, *self._rates.take(now, of(_OUTPUT), of(_CACHED), of(_COMPUTED)))
 
-    def _read(self) -> tuple[list[int], tuple[int, ...]]:
-        """All numbers now: the published ones, brought up to this moment where they are ages or others' counts."""
+    def _numbers(self) -> list[int]:
+        """All numbers now, the front end's behind the engine's.
+
+        The published ones, brought up to this moment where they are ages or others' counts.
+        """
         sink = self._sink
         cells = list(sink.snapshot())
         at = sink.at
@@ -176,7 +185,8 @@ class Exposition(Collector):
             cells[at["telemetry_errors_total", "checker"]] += self._checker.internal_errors
         for family, value, number in self._others():
             cells[at[family, value]] = number
-        return cells, sink.front_end.snapshot()
+        cells.extend(sink.front_end.snapshot())
+        return cells
 
     def _fill(self, cells: list[int], name: str, counts: Mapping[str, int]) -> None:
         at = self._sink.at
@@ -193,3 +203,25 @@ class Exposition(Collector):
         with self._lock:
             self._idle_shown_ns = shown = max(shown, self._idle_shown_ns)
         cells[cell] = shown
+
+
+def _library_family(view: View, family: Family, numbers: list[int], read: Readout) -> LibraryFamily:
+    names = list(dict.fromkeys(name for series in view.series for name, _ in series.labels))
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+    shown = HistogramMetricFamily if view.kind == "histogram" else kinds[view.kind]
+    made: LibraryFamily = shown(view.name, view.help, labels=names)
+    for series, child in zip(view.series, family.children, strict=True):
+        labels = dict(series.labels)
+        if view.kind != "histogram":
+            number = sum(numbers[cell] for cell in child.cells[0]) / view.scale
+            value = child.made(read) if child.made is not None else number
+            made.add_sample(view.name, labels, value)
+            continue
+        total = 0
+        for bound, cells in zip([*map(repr, view.bounds), "+Inf"], child.cells, strict=True):
+            total += sum(numbers[cell] for cell in cells)
+            made.add_sample(f"{view.name}_bucket", labels | {"le": bound}, total)
+        seen = sum(numbers[cell] for cell in child.total) / view.scale
+        made.add_sample(f"{view.name}_count", labels, total)
+        made.add_sample(f"{view.name}_sum", labels, seen)
+    return made

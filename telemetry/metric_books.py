@@ -6,7 +6,6 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from math import floor
 from typing import Protocol
 
 from engine.errors import RefusalCause
@@ -15,20 +14,32 @@ from telemetry.metric_catalog import CATALOG, FRONT_END, Metric
 
 
 class Books:
-    """Counters, gauges and histograms of some families as one list of ints; `at` maps (name, label value) to a cell."""
+    """Counters, gauges and histograms of some families as ints; `at` maps (name, label value) to a cell.
+
+    Cells below `split` lie in `cells`. The others, of histograms that change with requests only, lie in a list of their
+    own, so that what is copied at every step is short.
+    """
 
     def __init__(self, families: tuple[Metric, ...]) -> None:
         self.at: dict[tuple[str, str], int] = {}
         #: Bounds in stored units, as whole numbers: an observation is one, and two ints compare quicker.
         self.bounds: dict[int, list[int]] = {}
         size = 0
-        for metric in families:
+        #: Where the second list begins.
+        self.split = 0
+        for metric in sorted(families, key=lambda family: family.seldom):
             for value in metric.values:
                 self.at[metric.name, value] = size
                 if metric.kind == "histogram":
-                    self.bounds[size] = [floor(bound * metric.scale) for bound in metric.bounds]
+                    bounds = [round(bound * metric.scale) for bound in metric.kept]
+                    for part in range(len(metric.parts)):
+                        self.bounds[size + part * metric.child] = bounds
                 size += metric.width
-        self.cells = [0] * size
+            if not metric.seldom:
+                self.split = size
+        self.cells = [0] * self.split
+        self._seldom = [0] * (size - self.split)
+        self._seldom_copy: tuple[int, ...] | None = tuple(self._seldom)
         #: Increments below zero: dropped, because a counter must not fall, and counted.
         self.refused = 0
 
@@ -48,9 +59,21 @@ class Books:
         if value < 0 or count < 0:
             self.refused += 1
             return
-        bounds = self.bounds[cell]
-        self.cells[cell + bisect_left(bounds, value)] += count
-        self.cells[cell + len(bounds) + 1] += value * count
+        bounds, cells = self.bounds[cell], self.cells
+        if cell >= self.split:
+            cells, cell, self._seldom_copy = self._seldom, cell - self.split, None
+        cells[cell + bisect_left(bounds, value)] += count
+        cells[cell + len(bounds) + 1] += value * count
+
+    def bucket(self, cell: int, value: int) -> int:
+        """The cell that counts `value`, of the histogram that begins at `cell`."""
+        return cell + bisect_left(self.bounds[cell], value)
+
+    def copy(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """All cells as they are now, in two parts. For the thread that writes them."""
+        if self._seldom_copy is None:
+            self._seldom_copy = tuple(self._seldom)
+        return tuple(self.cells), self._seldom_copy
 
 
 class CheckerCounts(Protocol):

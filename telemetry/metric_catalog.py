@@ -7,6 +7,7 @@ the question that the metric answers; panels, alerts and the table of the docs a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
@@ -19,32 +20,27 @@ from invariants.audit import AuditPart
 from invariants.catalog import CATALOG as LAWS
 from invariants.catalog import Group
 from invariants.modes import MODES
+from telemetry.metric_bounds import (
+    CNT,
+    GENAI_DURATION,
+    GENAI_TOKEN,
+    GENAI_TTFT,
+    RETR,
+    SEC_PLAN,
+    SEC_REQ,
+    SEC_STEP,
+    SGLANG_E2E,
+    SGLANG_QUEUE,
+    SGLANG_TOKEN,
+    SGLANG_TTFT,
+    TOK_LAT,
+    TOKS,
+)
 from telemetry.observe import BLOCKERS, TTFT_PARTS
 from telemetry.stalls import STALL_CAUSES
 
 PREFIX: Final = "admitscope_"
 NS: Final = 1_000_000_000
-
-SEC_REQ: Final = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 200.0, 320.0, 640.0, 900.0),
-)
-SEC_STEP: Final = (
-    *(5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
-    *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
-)
-#: Deciding a step takes microseconds.
-SEC_PLAN: Final = (1e-05, 2.5e-05, 5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.1)
-TOK_LAT: Final = (
-    *(0.002, 0.003, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0),
-)
-TOKS: Final = (
-    *(1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0),
-    *(1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 114688.0, 131072.0),
-)
-CNT: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-RETR: Final = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0)
 
 
 class LiveState(StrEnum):
@@ -76,12 +72,28 @@ TIERS: Final = ("0", "1", "2")
 AUDIT_PARTS: Final = tuple(AuditPart)
 #: Written; left out by the rate, or for the size of all bundles of the run; failed, such as for a full disk.
 EVIDENCE_OUTCOMES: Final = ("written", "limited", "full", "failed")
+#: What a request asks for, as OpenTelemetry names it; ids of chat completions have a prefix of their own.
+OPERATIONS: Final = ("chat", "text_completion")
+#: In place of the operation where only successful requests are wanted apart.
+FAILED: Final = "failed"
 PASS_ENDS: Final = tuple(reason.value for reason in Reason)
 EXAMINED: Final = tuple(reason.value for reason in Reason if reason is not Reason.QUEUE_END)
 
 
+def operation_of(rid: str) -> int:
+    """Index into OPERATIONS."""
+    return 0 if rid.startswith("chatcmpl-") else 1
+
+
 class Metric(NamedTuple):
-    """One family. `scale` divides the stored integer on exposition; `bounds` are in exposed units."""
+    """One family, as it is kept and as `/metrics` shows it.
+
+    scale    divides the stored integer on exposition
+    bounds   shown, in exposed units
+    fine     bounds that are kept: a superset of `bounds` and of those of other views; empty when there are none
+    parts    what is kept apart within one label value, for other views; shown summed
+    seldom   changes with requests, not with steps
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -90,11 +102,38 @@ class Metric(NamedTuple):
     values: tuple[str, ...] = ("",)
     bounds: tuple[float, ...] = ()
     scale: int = 1
+    fine: tuple[float, ...] = ()
+    parts: tuple[str, ...] = ("",)
+    seldom: bool = False
+
+    @property
+    def kept(self) -> tuple[float, ...]:
+        """Bounds of the cells."""
+        return self.fine or self.bounds
+
+    @property
+    def child(self) -> int:
+        """Cells per part: one, or one per bucket, overflow and sum."""
+        return len(self.kept) + 2 if self.kind == "histogram" else 1
 
     @property
     def width(self) -> int:
-        """Cells per label value: one, or one per bucket, overflow and sum."""
-        return len(self.bounds) + 2 if self.kind == "histogram" else 1
+        """Cells per label value."""
+        return self.child * len(self.parts)
+
+    def observations(self, cells: Sequence[int], cell: int) -> int:
+        """How much the histogram that begins at `cell` has observed."""
+        starts = range(cell, cell + self.width, self.child)
+        return sum(sum(cells[start : start + self.child - 1]) for start in starts)
+
+
+_SELDOM: Final = frozenset(
+    {
+        *("queue_time_seconds", "queue_blocked_seconds", "request_chunks", "chunk_tokens", "chunk_forward_seconds"),
+        *("time_to_first_token_seconds", "ttft_component_seconds", "time_per_output_token_seconds"),
+        *("request_duration_seconds", "request_retractions"),
+    }
+)
 
 
 def _counter(name: str, text: str, label: str | None = None, values: tuple[str, ...] = ("",), scale: int = 1) -> Metric:
@@ -111,9 +150,13 @@ def _histogram(
     bounds: tuple[float, ...],
     label: str | None = None,
     values: tuple[str, ...] = ("",),
+    *,
     scale: int = NS,
+    also: tuple[float, ...] = (),
+    parts: tuple[str, ...] = ("",),
 ) -> Metric:
-    return Metric(name, "histogram", text, label, tuple(map(str, values)), bounds, scale)
+    fine = tuple(sorted({*bounds, *also})) if also else ()
+    return Metric(name, "histogram", text, label, tuple(map(str, values)), bounds, scale, fine, parts, name in _SELDOM)
 
 
 _QUEUE: Final = (
@@ -146,7 +189,7 @@ _QUEUE: Final = (
         "times_passed_over_max",
         "How often was the unluckiest request that the last pass refused overtaken by later ones?",
     ),
-    _histogram("queue_time_seconds", "How long until first admission?", SEC_REQ),
+    _histogram("queue_time_seconds", "How long until first admission?", SEC_REQ, also=SGLANG_QUEUE),
     _histogram(
         "queue_blocked_seconds",
         "For an admitted request: how long did each blocker hold it? One observation per blocker that did.",
@@ -193,6 +236,8 @@ _LATENCY: Final = (
         "time_to_first_token_seconds",
         "TTFT as the server sees it: from acceptance to the first byte of a stream, or to the first token otherwise.",
         SEC_REQ,
+        also=GENAI_TTFT + SGLANG_TTFT,
+        parts=OPERATIONS,
     ),
     _histogram(
         "ttft_component_seconds",
@@ -206,15 +251,24 @@ _LATENCY: Final = (
         "inter_token_latency_seconds",
         "TBT: gap between consecutive tokens of one request, one observation per token after the first.",
         TOK_LAT,
+        also=SGLANG_TOKEN,
     ),
     _counter("token_stalls_total", "Why was a token late?", "cause", STALL_CAUSES),
-    _histogram("time_per_output_token_seconds", "Mean gap per finished request.", TOK_LAT),
+    _histogram(
+        "time_per_output_token_seconds",
+        "Mean gap per finished request.",
+        TOK_LAT,
+        also=GENAI_TOKEN + SGLANG_TOKEN,
+        parts=(*OPERATIONS, FAILED),
+    ),
     _histogram(
         "request_duration_seconds",
         "From acceptance to the end of the request.",
         SEC_REQ,
         "finish_reason",
         tuple(FinishReason),
+        also=GENAI_DURATION + SGLANG_E2E,
+        parts=OPERATIONS,
     ),
     _counter(
         "prompt_tokens_total",
@@ -300,9 +354,3 @@ CATALOG: Final[tuple[Metric, ...]] = (*_QUEUE, *_ADMISSION, *_LATENCY, *_STEP, *
 
 BUILD_INFO: Final = Metric("build_info", "gauge", "What is running?")
 BUILD_LABELS: Final = ("version", "model", "attention_backend", "page_size")
-
-
-def count_samples() -> int:
-    """Samples that one scrape shows; constant for the life of a process. Histograms show bounds, +Inf, sum, count."""
-    each = (len(m.values) * (len(m.bounds) + 3 if m.kind == "histogram" else 1) for m in CATALOG)
-    return sum(each) + 1

@@ -1,7 +1,7 @@
 """Metrics. Owns: the numbers behind `/metrics`, counted on the engine thread and read by anyone.
 
-`MetricsSink` keeps every number in one flat list of ints that only the engine thread writes, and publishes it as a
-tuple, by reference, after each event that closes something; so a reader sees whole events and takes no lock. What
+`MetricsSink` keeps every number in flat lists of ints that only the engine thread writes, and publishes copies of them,
+by one reference, after each event that closes something; so a reader sees whole events and takes no lock. What
 threads of the front end count lies in a list of its own behind a lock that the engine thread never takes. What others
 count (checker, sinks) is asked for at scrape time, by `telemetry.exposition`.
 """
@@ -27,11 +27,11 @@ from engine.events import (
 from engine.scheduler.decision import ADMITTED
 from engine.scheduler.plan import StepKind
 from invariants.members import FINISHED, WAITING
-from telemetry.metric_books import Books, FrontEndMetrics
-from telemetry.metric_catalog import CATALOG, FRONT_END, KV_STATES, LEDGERS, NS, PHASES, POSITION_OF, LiveState
-from telemetry.observe import BLOCKERS, TTFT_PARTS
-from telemetry.request_timeline import RequestTimeline
-from telemetry.stalls import STALL_CAUSES, StepLog
+from telemetry.exemplars import Exemplars
+from telemetry.metric_catalog import KV_STATES, LEDGERS, NS, PHASES, POSITION_OF, LiveState
+from telemetry.observe import BLOCKERS
+from telemetry.request_metrics import RequestMetrics
+from telemetry.stalls import StepLog
 from telemetry.timeline import TimelineTracker
 
 #: Width of a page id in PagesMoved.
@@ -47,20 +47,28 @@ class _StepCells(NamedTuple):
     requests: int
 
 
-class MetricsSink:
+class MetricsSink(RequestMetrics):
     """Counts events. Runs on the engine thread; `snapshot` and the front end's hooks are for any thread.
 
     clock              the engine's, for ages at scrape time
     expects_responses  a server reports first bytes; see `TimelineTracker`
     late_ns            a token that comes later than this after the one before it is late, and gets a cause
+    ttft_ns            so is a first token, for exemplars
+    exemplars          takes traces that stand for observations; None when there are no traces
     """
 
-    def __init__(self, *, clock: Clock, expects_responses: bool = False, late_ns: int = 250_000_000) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        expects_responses: bool = False,
+        late_ns: int = 250_000_000,
+        ttft_ns: int = 1_000_000_000,
+        exemplars: Exemplars | None = None,
+    ) -> None:
+        super().__init__(expects_responses=expects_responses, late_ns=late_ns, ttft_ns=ttft_ns, exemplars=exemplars)
         self.clock = clock
-        self.front_end = FrontEndMetrics()
         self.build: dict[str, str] | None = None
-        self._books = Books(tuple(metric for metric in CATALOG if metric.name not in FRONT_END))
-        self._timeline = TimelineTracker(self, expects_responses=expects_responses)
         self._page_size = 1
         self._max_rows = 0
         self._wall_offset_ns = 0
@@ -69,12 +77,9 @@ class MetricsSink:
         self._plan: StepPlanned | None = None
         self._busy_before = False
         self._admitted_step = -1
-        self._late_ns = late_ns
-        self._applied_ns = 0
-        self._steps_made = StepLog()
         self._positions: list[int] = []
         self._passed_over = 0
-        self._published: tuple[int, ...] = tuple(self._books.cells)
+        self._published = self._books.copy()
         at = self._books.at
         # First cells of families that every step writes; label values follow in the catalogue's order.
         self._phase_cell = at["step_phase_seconds_total", PHASES[0]]
@@ -97,10 +102,6 @@ class MetricsSink:
         self._computed_cell = at["selected_tokens_total", "computed"]
         self._cached_cell = at["selected_tokens_total", "cached"]
         self._chunk_cell = at["chunk_tokens", ""]
-        self._queue_cell = at["queue_time_seconds", ""]
-        self._prompt_cells = at["prompt_tokens_total", "cached"], at["prompt_tokens_total", "computed"]
-        self._gap_cell = at["inter_token_latency_seconds", ""]
-        self._blocked_cells = [at["queue_blocked_seconds", blocker] for blocker in BLOCKERS]
         self._position_cells = {reason: at["chunk_forward_seconds", value] for reason, value in POSITION_OF.items()}
         self._passed_cell = at["times_passed_over_max", ""]
         #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
@@ -126,7 +127,8 @@ class MetricsSink:
 
     def snapshot(self) -> tuple[int, ...]:
         """Every number the engine thread counts, as of the last closed event."""
-        return self._published
+        often, seldom = self._published
+        return often + seldom
 
     def emit(self, event: AnyEvent) -> None:
         """Count one event."""
@@ -160,16 +162,12 @@ class MetricsSink:
     def _set(self, name: str, value: int, label: str = "") -> None:
         self._books.cells[self._books.at[name, label]] = value
 
-    def _add(self, name: str, amount: int = 1, label: str = "") -> None:
-        self._books.add(self._books.at[name, label], amount)
-
-    def _observe(self, name: str, value: int, label: str = "") -> None:
-        self._books.observe(self._books.at[name, label], value)
-
     def _started(self, event: EngineStarted) -> None:
         self._page_size = event.page_size
         self._max_rows = event.max_running_requests
         self._wall_offset_ns = event.wall_ns - event.t_ns
+        if self.exemplars is not None:
+            self.exemplars.wall_offset_ns = self._wall_offset_ns
         self._last_applied_ns = event.t_ns
         self._idle_since_ns = event.t_ns
         self.build = {
@@ -352,46 +350,4 @@ class MetricsSink:
             cells[self._promised_cell] = 0
         if self._idle_since_ns is None and not timeline.live:
             self._idle_since_ns = t_ns
-        self._published = tuple(cells)
-
-    def on_admitted(self, request: RequestTimeline) -> None:
-        books, (found, computed) = self._books, self._prompt_cells
-        queue_ns = request.queue_ns
-        if queue_ns is not None:
-            books.observe(self._queue_cell, queue_ns)
-        cached = request.cached_len or 0
-        for at, spent in enumerate(request.blockers):
-            if spent:
-                books.observe(self._blocked_cells[at], spent)
-        books.add(found, cached)
-        books.add(computed, request.prompt_len - cached)
-
-    def on_first_token(self, request: RequestTimeline) -> None:
-        self._observe("request_chunks", len(request.chunks))
-
-    def on_ttft(self, request: RequestTimeline) -> None:
-        assert request.ttft_ns is not None, "announced without a value"
-        self._observe("time_to_first_token_seconds", request.ttft_ns)
-        for at, part in enumerate(TTFT_PARTS):
-            self._books.observe(self._books.at["ttft_component_seconds", part], request.parts[at])
-        self._add("ttft_residual_seconds_total", abs(request.ttft_ns - sum(request.parts)))
-
-    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
-        self._books.observe(self._gap_cell, gap_ns, count)
-        if gap_ns > self._late_ns:
-            # `planned` and `completed` have told the log of every step up to the one that ends now.
-            end_ns = self._applied_ns
-            cause = self._steps_made.cause(end_ns - gap_ns, end_ns, queued=queued)
-            self._add("token_stalls_total", count, STALL_CAUSES[cause])
-
-    def on_finished(self, request: RequestTimeline) -> None:
-        assert request.finish is not None, "announced before its end"
-        assert request.finished_ns is not None, "announced before its end"
-        self._add("requests_finished_total", 1, request.finish)
-        assert request.end_cause is not None, "announced before its end"
-        self._add("request_ends_total", 1, request.end_cause)
-        self._observe("request_duration_seconds", request.finished_ns - request.accepted_ns, request.finish)
-        self._observe("request_retractions", request.num_retractions)
-        tokens = len(request.token_ns)
-        if tokens > 1:
-            self._observe("time_per_output_token_seconds", (request.token_ns[-1] - request.token_ns[0]) // (tokens - 1))
+        self._published = self._books.copy()

@@ -56,6 +56,6 @@ def readings_of(metrics: MetricsSink, *, lives_from: int = 0, also: Iterable[Req
             elif metric.kind == "gauge":
                 gauges[metric.name, value] = cells[cell]
             else:
-                observations[metric.name, value] = sum(cells[cell : cell + len(metric.bounds) + 1])
+                observations[metric.name, value] = metric.observations(cells, cell)
     lives = [*islice(metrics.timeline.live.values(), lives_from, lives_from + LIVES), *also]
     return Readings(counters, gauges, observations, tuple(map(life_reading, lives)))

@@ -113,6 +113,7 @@ class RequestTimeline:
         "state",
         "token_ns",
         "trace_id",
+        "trace_sampled",
         "ttft_ns",
     )
 
@@ -122,6 +123,7 @@ class RequestTimeline:
         self.max_new_tokens = event.max_new_tokens
         self.priority = event.priority
         self.trace_id = event.trace_id
+        self.trace_sampled = event.trace_sampled
         # A caller without a server has no moment of acceptance of its own.
         self.accepted_ns = min(event.accepted_ns or event.t_ns, event.t_ns)
         self.enqueued_ns = event.t_ns

@@ -97,6 +97,8 @@ class TimelineTracker:
         self._group: tuple[str, ...] = ()
         self._times: list[int] = []
         self._base = 0
+        #: One of the requests of the gap that is being told.
+        self.gap_rid = ""
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event."""
@@ -279,6 +281,7 @@ class TimelineTracker:
         """Every request in `rids` got one token at `t_ns`. Those that also got one in the step before share one gap."""
         times = self._times
         if rids == self._group:
+            self.gap_rid = rids[0]
             self._listener.on_gaps(t_ns - times[-1], len(rids))
             times.append(t_ns)
             return
@@ -287,22 +290,24 @@ class TimelineTracker:
         for rid in self._group:
             if rid not in now and (request := self.live.get(rid)) is not None:
                 self._close_run(request, index)
-        shared = 0
+        shared, sharing = 0, ""
         for rid in rids:
             request = self.live.get(rid)
             if request is None:
                 continue
             if rid in before and request.run_from is not None:
-                shared += 1
+                shared, sharing = shared + 1, rid
                 continue
             if request.last_token_ns is not None:
                 # Only a request that came back from the queue has a piece of prompt admitted between two tokens.
                 queued = bool(request.chunks) and request.chunks[-1].admitted_ns >= request.last_token_ns
+                self.gap_rid = rid
                 self._listener.on_gaps(t_ns - request.last_token_ns, 1, queued=queued)
             request.run_from = index
             if request.first_token_ns is None:
                 self._first_token(request, t_ns)
         if shared:
+            self.gap_rid = sharing
             self._listener.on_gaps(t_ns - times[-1], shared)
         times.append(t_ns)
         self._group = rids

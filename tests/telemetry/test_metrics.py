@@ -21,9 +21,10 @@ from engine.scheduler.plan import StepTimes
 from engine.server.observer import CutCause
 from invariants.catalog import CATALOG as LAWS
 from telemetry.exposition import PLAIN, Exposition
-from telemetry.metric_catalog import CATALOG, count_samples
+from telemetry.metric_catalog import CATALOG
 from telemetry.metrics import MetricsSink
 from telemetry.observe import BLOCKERS, PAGE_STATES, TTFT_PARTS
+from telemetry.views import count_samples
 from tests.builders import engine_config
 from tests.telemetry.live_run import MS, TimedRun, busy, configs, operations, play
 
@@ -114,7 +115,7 @@ def test_the_text_renderer_and_the_client_library_show_the_same() -> None:
 
 def test_types_and_questions_are_shown() -> None:
     families = {family.name: family for family in text_string_to_metric_families(Scraped().exposition.text())}
-    assert len(families) == len(CATALOG) + 1
+    assert len(families) == len(CATALOG) + 1 + 3
     for metric in CATALOG:
         family = families["admitscope_" + metric.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (metric.kind, metric.help)
