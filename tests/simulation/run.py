@@ -127,6 +127,9 @@ class _Advance:
         self._task = progress.add_task("sim", total=total) if progress is not None else None
 
     def __call__(self, reports: Sequence[Report]) -> None:
+        last = reports[-1]
+        if self._console is not None and last.failure is not None:  # at once: it may be a long way to the end
+            self._console.print(f"seed {last.seed} fails: {last.failure.what}", markup=False, highlight=False)
         failed = sum(report.failure is not None for report in reports)
         words = "simulating" + (f", {failed} failed" if failed else "")
         if self._progress is not None and self._task is not None:
