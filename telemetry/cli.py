@@ -20,6 +20,7 @@ from telemetry.settings import (
     DashboardCommand,
     DemoCommand,
     ExplainCommand,
+    ExportCommand,
     ReplayCommand,
     ServeCommand,
     TopCommand,
@@ -75,6 +76,10 @@ def run(command: Command) -> int:
             return _replay(command)
         case CheckCommand():
             return _check(command)
+        case ExportCommand():
+            from telemetry.export.command import run_export
+
+            return run_export(command)
         case DashboardCommand():
             from telemetry.page import run_page
 

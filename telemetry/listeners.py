@@ -10,20 +10,22 @@ import time
 from collections.abc import Iterator
 
 from engine.clock import Clock
-from engine.events import EventSink
+from engine.events import EventSink, FanOut
 from engine.llm_engine import LLMEngine
 from engine.server.engine_thread import EngineThread
 from telemetry.buffered import BufferedSink, SinkStats
 from telemetry.checking import Checking
+from telemetry.exemplars import Exemplars
 from telemetry.exposition import Exposition
 from telemetry.isolation import IsolatedSink
 from telemetry.journal_cap import CappedJournal
+from telemetry.logs import RequestLog
 from telemetry.metering import MeteredFanOut
 from telemetry.metric_catalog import NS
 from telemetry.metrics import MetricsSink
 from telemetry.read_model import ReadModel
 from telemetry.settings import ServeCommand
-from telemetry.spans.config import build_span_sink
+from telemetry.spans.config import build_span_sink, keep_rule
 
 
 class Listeners:
@@ -40,7 +42,11 @@ class Listeners:
         self._clock = clock
         self._engine_thread: EngineThread | None = None
         self.metrics = MetricsSink(
-            clock=clock, expects_responses=True, late_ns=round(command.traces.gap_objective_s * NS)
+            clock=clock,
+            expects_responses=True,
+            late_ns=round(command.traces.gap_objective_s * NS),
+            ttft_ns=round(command.traces.ttft_objective_s * NS),
+            exemplars=Exemplars(keep_rule(command.traces)) if command.traces.endpoint is not None else None,
         )
         self.checking = Checking(
             command.checker,
@@ -58,13 +64,23 @@ class Listeners:
             heartbeat=self._heartbeat_ns,
         )
         queues = [] if journal is None else [BufferedSink(journal, "journal")]
-        queues.append(BufferedSink(self.read_model, "read_model"))
+        # The request log shares the read model's thread: it is small, and its lines may come late.
+        self._request_log = RequestLog(expects_responses=True) if command.log_requests else None
+        watched: EventSink = self.read_model
+        if self._request_log is not None:
+            watched = FanOut((self.read_model, self._request_log))
+        queues.append(BufferedSink(watched, "read_model"))
         self._traces = None
         traces = build_span_sink(command.traces, expects_responses=True, version=version)
         if traces is not None:
             span_sink, self._traces = traces
             queues.append(BufferedSink(span_sink, "spans"))
             self.checking.listeners.append(span_sink.note_violation)
+        if command.parquet is not None:
+            from telemetry.export.parquet_sink import ParquetSink, parquet_folder
+
+            tables = ParquetSink(parquet_folder(command.parquet), expects_responses=True)
+            queues.append(BufferedSink(tables, "parquet"))
         self.queues = tuple(queues)
         judging, counting = self.checking.sinks, IsolatedSink(self.metrics, "metrics")
         self._sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *judging, counting)
@@ -86,6 +102,14 @@ class Listeners:
         self.checking.close()
         for queue in self.queues:
             queue.close()
+        if self._request_log is not None:
+            self._request_log.close()
+
+    def trace_of(self, rid: str) -> str:
+        """Trace id of a request that lives or whose response is on the way; "" of any other. Any thread."""
+        timeline = self.metrics.timeline
+        request = timeline.live.get(rid) or timeline.emitting.get(rid)
+        return request.trace_id if request is not None else ""
 
     def _stats(self) -> Iterator[SinkStats]:
         yield from (sink.stats() for sink in self._sinks)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -87,6 +87,14 @@ class ServeCommand(EngineConfig, BaseSettings):
     """A broken law: `record` counts it, keeps evidence and serves on; `raise` stops the engine; `off`: no checker."""
     checker: CheckerConfig = CheckerConfig()
     traces: TraceConfig = TraceConfig()
+    parquet: Path | None = None
+    """Folder that the events are also written to as Parquet tables, one file per table and hour. `none` writes none."""
+    sglang_metrics: bool = False
+    """Also answer `/metrics/sglang`: the same numbers under names, labels and bounds of an SGLang server."""
+    log_format: Literal["text", "json"] = "text"
+    """Log lines as `text`, or as `json`: an object each, with rid, trace_id and step where they are known."""
+    log_requests: bool = False
+    """Log one line at the end of each request: how it ended, its tokens and times. Never its text."""
     pick_port: bool = False
     """When the port is taken, take a free one and say so, instead of refusing to start."""
 
@@ -164,6 +172,51 @@ class CheckCommand(_Command):
     """Print one JSON object instead of sentences."""
 
 
+class ExportCommand(_Command):
+    """Write a journal as Parquet tables, or a stretch of it as a trace for ui.perfetto.dev.
+
+    Torn and rotated journals are read as far as they go; notes say what is missing.
+    Exit status 0 when all was written, 1 when the disk refused some of it.
+
+    examples:
+      admitscope export --parquet tables journals/RUN.jsonl       then: duckdb, pandas; docs/cookbook.md
+      admitscope export --perfetto run.json journals/RUN.jsonl
+      admitscope export --perfetto run.json journals/RUN.jsonl --from-s 60 --to-s 90
+      admitscope export --perfetto run.json journals/RUN.jsonl --from-step 400 --to-step 500 --rid r17 --rid r18
+    """
+
+    journal: CliPositionalArg[Path]
+    """The first file of a journal, or the folder of a run; later parts of the run are found beside it."""
+    parquet: Path | None = None
+    """Folder to write Parquet tables to; it may hold other runs already."""
+    perfetto: Path | None = None
+    """File to write a Chrome trace-event JSON to; an existing one is replaced when the new one is whole."""
+    from_step: int | None = Field(None, ge=0)
+    """First step of the trace. Unset: from the start."""
+    to_step: int | None = Field(None, ge=0)
+    """Last step of the trace. Unset: to the end."""
+    from_s: float | None = Field(None, ge=0)
+    """The trace begins so many seconds after the engine's start."""
+    to_s: float | None = Field(None, ge=0)
+    """It ends so many seconds after the engine's start."""
+    rid: tuple[str, ...] = ()
+    """Show this request only; may be given several times."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExportCommand:
+        if self.parquet is None and self.perfetto is None:
+            raise ValueError("nothing to write: --parquet FOLDER, --perfetto FILE, or both")
+        steps, seconds = (self.from_step, self.to_step), (self.from_s, self.to_s)
+        if self.perfetto is None and (self.rid or any(each is not None for each in (*steps, *seconds))):
+            raise ValueError("--from-step, --to-step, --from-s, --to-s and --rid choose what --perfetto shows; add it")
+        if any(each is not None for each in steps) and any(each is not None for each in seconds):
+            raise ValueError("a stretch is told in steps or in seconds, not in both")
+        for unit, (first, last) in (("step", steps), ("s", seconds)):
+            if first is not None and last is not None and last < first:
+                raise ValueError(f"--to-{unit} is {last}; it is not before --from-{unit}, which is {first}")
+        return self
+
+
 TopSort = Literal["place", "age", "queue", "prompt", "outputs", "gap", "passed", "retractions"]
 
 
@@ -238,7 +291,16 @@ class DemoCommand(_Command):
     """Of arrivals and questions."""
 
 
-Command = ServeCommand | ExplainCommand | TopCommand | ReplayCommand | CheckCommand | DashboardCommand | DemoCommand
+Command = (
+    ServeCommand
+    | ExplainCommand
+    | TopCommand
+    | ReplayCommand
+    | CheckCommand
+    | ExportCommand
+    | DashboardCommand
+    | DemoCommand
+)
 
 
 class Root(BaseSettings):
@@ -250,6 +312,7 @@ class Root(BaseSettings):
       admitscope top                      who waits, for which limit, and who runs
       admitscope explain JOURNAL RID      why that request was late
       admitscope check JOURNAL            whether every law of the engine held in that run
+      admitscope export --perfetto run.json JOURNAL      that run in a trace viewer
 
     `admitscope COMMAND --help` teaches each one; `admitscope --version` names this build.
     """
@@ -270,6 +333,7 @@ class Root(BaseSettings):
     top: CliSubCommand[TopCommand]
     replay: CliSubCommand[ReplayCommand]
     check: CliSubCommand[CheckCommand]
+    export: CliSubCommand[ExportCommand]
     dashboard: CliSubCommand[DashboardCommand]
     demo: CliSubCommand[DemoCommand]
 

@@ -40,13 +40,15 @@ class RequestTree:
     model        as served
     cause_of     why a token was late
     gap_ns       a gap above it makes a token late
+    with_held    each stretch under one blocker is a span of its own, within the queue or between two chunks
     """
 
-    def __init__(self, *, engine_id: str, model: str, cause_of: CauseOf, gap_ns: int) -> None:
+    def __init__(self, *, engine_id: str, model: str, cause_of: CauseOf, gap_ns: int, with_held: bool = False) -> None:
         self._engine_id = engine_id
         self._model = model
         self._cause_of = cause_of
         self._gap_ns = gap_ns
+        self._with_held = with_held
 
     def build(
         self, request: RequestTimeline, facts: TraceFacts, *, kept_because: str, kept_steps: Collection[int]
@@ -68,6 +70,8 @@ class RequestTree:
             links = (step_ids(self._engine_id, chunk.step),) if chunk.step in kept_steps else ()
             spans.append(_chunk(builder, chunk, index, decided.get(chunk.step), links))
         spans.extend(_between(builder))
+        if self._with_held:
+            spans.extend(_held(builder, spans))
         spans.extend(self._decodes(builder, end))
         if request.first_byte_ns is not None and request.last_byte_ns is not None:
             spans.append(builder.child("engine.stream", request.first_byte_ns, request.last_byte_ns))
@@ -287,6 +291,25 @@ def _blocked(request: RequestTimeline, start_ns: int, end_ns: int) -> dict[str, 
             name = BLOCKERS[held.blocker]
             blocked[name] = blocked.get(name, 0) + overlap
     return blocked
+
+
+def _held(builder: _Builder, spans: list[SpanDraft]) -> list[SpanDraft]:
+    """One span for each stretch under one blocker, within the stay or the pause that it is a part of."""
+    held: list[SpanDraft] = []
+    for around in spans:
+        if around.name not in {"engine.queue", "engine.between_chunks"}:
+            continue
+        for each in builder.request.held:
+            start, end = max(each.start_ns, around.start_ns), min(each.end_ns, around.end_ns)
+            if end > start:
+                attributes: Attributes = {"blocker": BLOCKERS[each.blocker], "passes": each.passes}
+                if each.reason is not None:
+                    attributes["reason"] = each.reason.value
+                if each.who is not None:
+                    attributes["who"] = each.who
+                span = builder.span("engine.held", len(held), start, end, attributes)
+                held.append(span._replace(parent_id=around.span_id))
+    return held
 
 
 def _in_ms(blocked: dict[str, int]) -> Attributes:

@@ -73,6 +73,7 @@ class SpanSink:
 
     expects_responses  a server reports each response's end; a request's tree is built then
     max_traces_per_s   of requests; steps have a bucket of the same size
+    with_held          each stretch under one blocker is a span too
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class SpanSink:
         max_traces_per_s: float = 50.0,
         ttft_ns: int = 1_000_000_000,
         gap_ns: int = 250_000_000,
+        with_held: bool = False,
     ) -> None:
         self._output = output
         self._expects_responses = expects_responses
         self._gap_ns = gap_ns
+        self._with_held = with_held
         self._rule = KeepRule(sample_ratio=sample_ratio, ttft_ns=ttft_ns, gap_ns=gap_ns)
         self._rate = max_traces_per_s
         self._notes: deque[ViolationNote] = deque(maxlen=_NOTES_KEPT)
@@ -102,6 +105,7 @@ class SpanSink:
             model=model,
             cause_of=lambda start, end, queued: self._log.cause(start, end, queued=queued),
             gap_ns=self._gap_ns,
+            with_held=self._with_held,
         )
         self._timeline = TimelineTracker(self, expects_responses=self._expects_responses, keep_detail=True)
         self._facts: dict[str, TraceFacts] = {}

@@ -1,0 +1,156 @@
+"""What an export hears. Owns: a journal's events in order, with the refusals that it only counted made again.
+
+A replay makes them, as long as record and replay agree. From where they part (the journal of another version, a hole)
+the record is heard alone: counted refusals are then handed over as their own lines, and a note says from where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from engine.events import AnyEvent, EngineStarted
+from telemetry.journal import JournalError
+from telemetry.journal_reader import JournalReader
+from telemetry.replay import Comparer, Driver, RecordEnds, Tape, run_tape
+from telemetry.schema import LineUnion
+from telemetry.schema_journal import EventsMissingRecord, RefusalsFoldedRecord
+
+Heard = AnyEvent | RefusalsFoldedRecord | EventsMissingRecord
+Hear = Callable[[Heard], None]
+
+
+class Enough(Exception):
+    """Raised by who hears: nothing more is wanted."""
+
+
+@dataclass
+class Told:
+    """How a journal was read. `notes` says what it lacks."""
+
+    events: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def feed(path: Path, hear: Hear) -> Told:
+    """Hand every event of the journal at `path` to `hear`, in order. Raises JournalError."""
+    reader = JournalReader(path)
+    tape = Tape(reader)
+    tape.skip_headers()
+    entry = tape.peek()
+    if entry is None or not isinstance(entry[1], EngineStarted):
+        raise JournalError(f"{path}: an export needs the engine's first event, EngineStarted; this begins later")
+    told, heard = Told(), _Counted(hear)
+    comparer = Comparer(tape, heard)
+    divergence = run_tape(tape, Driver(entry[1], comparer, path), comparer)
+    if not heard.is_done:
+        folded = _rest(tape, heard)
+        if divergence is not None and folded:
+            told.notes.append(
+                f"from step {divergence.step} on a replay decides otherwise ({divergence.why}): {folded} refusals that "
+                "the journal only counts are in refusals_folded, and waiting under them counts as `order`"
+            )
+    if heard.fault is not None:
+        raise heard.fault
+    told.events = heard.events
+    if heard.missing:
+        told.notes.append(f"{heard.missing} events never reached the journal")
+    if reader.torn is not None:
+        told.notes.append(f"the journal ends before its time: {reader.torn}")
+    return told
+
+
+@dataclass
+class Survey:
+    """What a quick look at every line tells. Times in nanoseconds of the engine's clock.
+
+    steps  (first, last) step of the record
+    cuts   when the steps that were asked for began and ended; None: there is none of them
+    """
+
+    has_responses: bool = False
+    start_ns: int = 0
+    end_ns: int = 0
+    steps: tuple[int, int] = (0, 0)
+    cuts: tuple[int, int] | None = None
+
+
+def survey(path: Path, *, from_step: int = 0, to_step: int | None = None) -> Survey:
+    """Look over the journal at `path` without decoding more than the steps in question. Raises JournalError."""
+    found = Survey()
+    first_ns: int | None = None
+    for line, head in JournalReader(path).read(_HEAD.match):
+        if head is None:
+            continue
+        kind, step, t_ns = head[1], int(head[2]), int(head[3])
+        first_ns = t_ns if first_ns is None else first_ns
+        found.end_ns = max(found.end_ns, t_ns)
+        found.has_responses |= kind == b"ResponseSent"
+        if kind == b"StepCompleted":
+            found.steps = (found.steps[0] or step, step)
+            if step >= from_step and (to_step is None or step <= to_step):
+                began, ended = _cuts(line.raw, t_ns)
+                found.cuts = (began if found.cuts is None else found.cuts[0], ended)
+    found.start_ns = first_ns or 0
+    return found
+
+
+#: The members that every event begins with.
+_HEAD: Final = re.compile(rb'\{"type":"([A-Z]\w+)","seq":\d+,"step":(\d+),"t_ns":(\d+)')
+_TIMES: Final = re.compile(rb'"started_ns":(\d+).*"applied_ns":(\d+)')
+
+
+def _cuts(raw: bytes, t_ns: int) -> tuple[int, int]:
+    """When a step began and ended, by its completion."""
+    times = _TIMES.search(raw)
+    began, ended = (int(times[1]), int(times[2])) if times is not None else (0, 0)
+    return began or t_ns, ended or t_ns
+
+
+class _Counted:
+    """`hear`, counted, until it has enough. Raises RecordEnds then; `fault` is what it raised otherwise."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self.events = 0
+        self.missing = 0
+        self.last_seq = -1
+        self.is_done = False
+        self.fault: Exception | None = None
+
+    def __call__(self, event: Heard) -> None:
+        try:
+            self._hear(event)
+        except Enough:
+            self.is_done = True
+            raise RecordEnds from None
+        except Exception as error:  # a replay would take it for the scheduler's: `feed` raises it again
+            self.is_done, self.fault = True, error
+            raise RecordEnds from None
+        if not isinstance(event, LineUnion):
+            self.events += 1
+            self.last_seq = event.seq
+
+
+def _rest(tape: Tape, heard: _Counted) -> int:
+    """The record alone, to its end. Returns how many refusals it only counts."""
+    folded, alone_from = 0, heard.last_seq
+    while (entry := tape.peek()) is not None:
+        tape.pop()
+        line = entry[1]
+        if isinstance(line, EventsMissingRecord):
+            heard.missing += line.missing
+        elif isinstance(line, RefusalsFoldedRecord):
+            if line.last_seq <= alone_from:
+                continue  # the replay made them, and they were heard
+            folded += line.count
+        elif isinstance(line, LineUnion):
+            continue
+        try:
+            heard(line)
+        except RecordEnds:
+            break
+    return folded
