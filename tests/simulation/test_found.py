@@ -1,6 +1,7 @@
 """Scenarios that once failed, as small as they became: each was a fault of the engine, or of a law, and is mended.
 
 cap_below_alignment   INV-FLAG-04 held a continuation to its cap where an alignment allows no piece that short
+starved_in_a_fallen_clock   after a fall the longest waiting is not the earliest entry, and INV-REQ-03 says so
 """
 
 from __future__ import annotations

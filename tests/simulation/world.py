@@ -37,8 +37,8 @@ from tests.simulation.scenario import (
 )
 from tests.simulation.seen import Seen
 
-#: Laws that speak, and are right to, when the clock falls.
-CLOCK_LAWS: Final = frozenset({"INV-STEP-02", "INV-TIME-01"})
+#: Laws that speak, and are right to, when the clock falls. INV-REQ-03: who waited longest is then not who came first.
+CLOCK_LAWS: Final = frozenset({"INV-STEP-02", "INV-TIME-01", "INV-REQ-03"})
 STOPS: Final = (40, 41, 42)
 
 
