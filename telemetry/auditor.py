@@ -68,7 +68,8 @@ class Auditor:
             self._checker.audit(snapshot)
             self._audit_metrics()
         except InvariantViolation as broken:
-            _log.exception("the audit after step %d found a broken law", self._audited_steps)
+            step = self._audited_steps
+            _log.exception("the audit after step %d found a broken law", step, extra={"step": step})
             self._engine.condemn(broken)
         if snapshot.order is not None and self._checker.audits_by_part[AuditPart.ORDER] > sampled:
             self._order_from = snapshot.order.next_start  # a stretch that was not looked at comes again

@@ -147,9 +147,8 @@ class Checking:
             self._unlogged += 1
             return
         also, self._unlogged, self._silent_until_ns = self._unlogged, 0, now_ns + round(LOG_EVERY_S * NS)
-        _log.error(
-            "broken law (%s): %s %d more since the last such line", self.checker.mode_of(violation.id), violation, also
-        )
+        mode, context = self.checker.mode_of(violation.id), {"rid": violation.rid, "step": violation.step}
+        _log.error("broken law (%s): %s %d more since the last such line", mode, violation, also, extra=context)
 
     def _look(self) -> tuple[EngineStarted | None, tuple[AnyEvent, ...], SchedulerSnapshot | None]:
         return self.checker.started, self.checker.evidence(), self.checker.audited

@@ -187,9 +187,10 @@ class EvidenceRecorder:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self._left -= size
-        _log.error("%s at step %d: evidence in %s", case.violation.id, case.violation.step, target)
+        broken, context = case.violation, {"rid": case.violation.rid, "step": case.violation.step}
+        _log.error("%s at step %d: evidence in %s", broken.id, broken.step, target, extra=context)
         for entry in about["commands"]:
-            _log.error("  %s", entry["command"])
+            _log.error("  %s", entry["command"], extra=context)
         return "written"
 
     def _free_name(self, violation: Violation) -> Path:

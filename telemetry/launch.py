@@ -35,6 +35,7 @@ from telemetry.checking import Checking
 from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
 from telemetry.listeners import Listeners
+from telemetry.logs import set_up
 from telemetry.ports import bind_listener, make_room_for_files, port_of
 from telemetry.program import program
 from telemetry.read_api import create_router
@@ -108,7 +109,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         config=config.server,
         clock=clock,
         observer=listeners.metrics.front_end,
-        routers=(create_router(listeners.read_model, listeners.exposition),),
+        routers=(create_router(listeners.read_model, listeners.exposition, sglang=command.sglang_metrics),),
         version=version(),
     )
     listeners.attach(engine, engine_thread)
@@ -137,7 +138,7 @@ def serve(command: ServeCommand) -> int:
 
     Returns the exit status: 0 after a drain, 1 when a second signal cut it short or the engine had stopped by itself.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    correlation = set_up(command.log_format)
     server = command.server
     make_room_for_files(server.max_connections)
     # The port comes first: a taken one is said at once, not after the model has loaded.
@@ -146,6 +147,7 @@ def serve(command: ServeCommand) -> int:
             print(f"port {server.port} is taken: taking {port_of(listener)}", flush=True)
         instance = build_instance(command)
         try:
+            correlation.trace_of = instance.listeners.trace_of
             _announce(instance, command, listener)
             instance.checking.start()
             uvicorn_server = build_server(instance.app, server, instance.engine_thread)
@@ -163,6 +165,8 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
     print(f"{info.model} on {url}  ({info.num_pages} pages of {info.page_size} tokens, {info.attention_backend})")
     print(f"  API      {url}/v1")
     print(f"  metrics  {url}/metrics")
+    if command.sglang_metrics:
+        print(f"  sglang   {url}/metrics/sglang")
     if instance.journal is not None:
         print(f"  journal  {instance.journal.path}")
     if command.traces.endpoint is not None:

@@ -75,8 +75,8 @@ async def _answer(build: Callable[[], Value | None]) -> Response:
     return _json(value)
 
 
-def create_router(model: ReadModel, exposition: Exposition | None = None) -> APIRouter:
-    """The routes over `model`; `/metrics` when there is an `exposition`."""
+def create_router(model: ReadModel, exposition: Exposition | None = None, *, sglang: bool = False) -> APIRouter:
+    """The routes over `model`; `/metrics` when there is an `exposition`, and `/metrics/sglang` where it is wanted."""
     router = APIRouter()
 
     async def status() -> Response:
@@ -123,7 +123,9 @@ def create_router(model: ReadModel, exposition: Exposition | None = None) -> API
             openapi_extra=_asks(parameter, most),
         )
     if exposition is not None:
-        _add_metrics(router, exposition)
+        _add_metrics(router, exposition, "/metrics")
+        if sglang:
+            _add_metrics(router, exposition, "/metrics/sglang", as_sglang=True)
     return router
 
 
@@ -157,15 +159,16 @@ def _rid(rid: str) -> str:
     return rid
 
 
-def _add_metrics(router: APIRouter, exposition: Exposition) -> None:
+def _add_metrics(router: APIRouter, exposition: Exposition, path: str, *, as_sglang: bool = False) -> None:
     async def metrics(request: Request) -> Response:
-        body, content_type = await run_in_threadpool(exposition.render, request.headers.get("accept", ""))
+        accept = request.headers.get("accept", "")
+        body, content_type = await run_in_threadpool(exposition.render, accept, as_sglang=as_sglang)
         return Response(body, headers={"content-type": content_type, **_NO_STORE})
 
     text: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     text |= {"application/openmetrics-text": {"schema": {"type": "string"}}}
     router.add_api_route(
-        "/metrics",
+        path,
         metrics,
         methods=["GET"],
         response_model=None,

@@ -16,4 +16,5 @@ def report_failure(step: int, error: BaseException) -> None:
     """Log that the executor raised `error` in `step`; its requests end with an error, the engine goes on."""
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames))
-    _log.error("step %d: the executor failed with %s, from %s", step, type(error).__name__, places or "nowhere")
+    told = (step, type(error).__name__, places or "nowhere")
+    _log.error("step %d: the executor failed with %s, from %s", *told, extra={"step": step})

@@ -238,7 +238,7 @@ class EngineThread:
                 self.status = self._status()
             self._leave(RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), "")
         except BaseException as error:  # whatever broke, an exit included: every client must still get its end
-            _log.exception("the engine stopped")
+            _log.exception("the engine stopped", extra={"step": self._engine.steps_done})
             dead = _in_words(error)
             self._leave(EngineDead(dead), dead)
 

@@ -79,6 +79,7 @@ def build_server(app: FastAPI, config: ServerConfig, engine_thread: EngineThread
         http=protocol_for(config, app.state.observer),
         ws="none",
         h11_max_incomplete_event_size=config.max_header_bytes,
+        log_config=None,  # its lines look like all others
         log_level="error",  # what it warns of is counted: anybody could fill a log with it
         access_log=False,  # paths are counted, not logged
         server_header=False,

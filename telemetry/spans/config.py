@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from engine.errors import ConfigError
 from telemetry.spans.export import SpanExport
+from telemetry.spans.keep import KeepRule
 from telemetry.spans.sink import SpanSink
 
 _NS: Final = 1_000_000_000
@@ -50,6 +51,15 @@ class TraceConfig(BaseModel):
         if not known:
             raise ValueError("must look like http://host:port or https://host:port")
         return value.rstrip("/")
+
+
+def keep_rule(config: TraceConfig) -> KeepRule:
+    """Which traces are kept, by these settings."""
+    return KeepRule(
+        sample_ratio=config.sample_ratio,
+        ttft_ns=round(config.ttft_objective_s * _NS),
+        gap_ns=round(config.gap_objective_s * _NS),
+    )
 
 
 def build_span_sink(
