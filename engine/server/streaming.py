@@ -199,9 +199,12 @@ class GenerationResponse(Response):
             data = b"".join(self._events(outputs, greeted))
             if data:
                 self._observer.on_stream_send(await wire.write(data, more=True))
+                written_ns = wire.last_byte_ns
+                assert written_ns is not None, "bytes were written"
                 for rid in unseen.intersection(output.rid for output in outputs):
                     unseen.discard(rid)
-                    self._observer.on_first_byte(rid, self._clock.now_ns())
+                    # The moment that the record of the response will name, so that both tell the same story.
+                    self._observer.on_first_byte(rid, written_ns)
             outputs = []
         tail = _DONE
         if self._envelope.include_usage and not any(choice.failure for choice in self._intake.choices):
