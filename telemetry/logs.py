@@ -1,6 +1,6 @@
 """Logs. Owns: how log lines look, and the one line per request that may be asked for.
 
-One formatter for every logger of the process, uvicorn's included. A line carries `rid`, `trace_id`, `span_id` and `step`
+One formatter for every logger of the process, uvicorn's too. A line carries `rid`, `trace_id`, `span_id` and `step`
 where they are known: code that knows them says so (`extra=`), and the trace of a live request is looked up by its id.
 Never the text of a prompt: of an exception that is not this engine's own, the kind and the place are written, not the
 message, because it may quote what was computed.
