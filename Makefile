@@ -103,6 +103,14 @@ STEPS ?= 300
 sim: $(STAMP)  ## whole engines by seed, under bursts, aborts, faults (SEEDS=2000 STEPS=2000 ARGS="--coverage")
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --steps $(STEPS) $(ARGS)
 
+.PHONY: monitor verify-monitoring
+ENGINE ?= http://127.0.0.1:8000
+monitor: $(STAMP)  ## Prometheus and Alertmanager, without Docker, against a running engine (ENGINE=http://127.0.0.1:8000)
+	@exec $(BIN)/python -m grafana.monitor $(ENGINE) $(ARGS)
+
+verify-monitoring: $(STAMP)  ## boards, rules, pages against real servers under load (part of make test; 2 minutes)
+	$(PYTEST) -q --durations=5 tests/grafana
+
 .PHONY: soak audit
 REQUESTS ?= 20000
 CASES ?= 10000
@@ -124,6 +132,7 @@ docs: $(STAMP)  ## regenerate docs/reference, boards and rules
 	$(BIN)/python -m telemetry.docs
 	$(BIN)/python -m telemetry.reference_pages
 	$(BIN)/python -m telemetry.scheduler_pages
+	$(BIN)/python -m telemetry.export.cookbook
 	$(BIN)/python -m invariants.docs
 	$(BIN)/python -m grafana.build
 	$(BIN)/python -m grafana.rules

@@ -12,22 +12,40 @@ from telemetry.settings import ExportCommand
 
 def run_export(command: ExportCommand) -> int:
     """Write what was asked for. Returns the exit status; raises JournalError, ConfigError or ExportError."""
-    status = 0
     if command.parquet is not None:
-        status = _tables(command.journal, command.parquet)
+        try:
+            told, sink = write_tables(command.journal, command.parquet)
+        except OSError as error:
+            _say(f"admitscope: parquet={str(command.parquet)!r}: {error}", to_stderr=True)
+            return 1
+        _notes(told)
+        files = sum(each.files for each in sink.tables.values())
+        size = sum(each.bytes for each in sink.tables.values())
+        _say(
+            f"{command.parquet}: {sink.rows_written:,} rows of {told.events:,} events in {files:,} files of "
+            f"{len(sink.tables)} tables, {_mib(size)}"
+        )
     if command.perfetto is not None:
-        from telemetry.export.perfetto import export_trace
+        from telemetry.export.perfetto import UnknownRid, export_trace
 
-        trace = export_trace(command, command.perfetto)
+        try:
+            trace = export_trace(command, command.perfetto)
+        except UnknownRid as error:
+            _say(f"admitscope: {error}", to_stderr=True)
+            return 1
         _notes(trace.told)
         _say(
             f"{command.perfetto}: {trace.entries:,} trace events of {trace.requests:,} requests and {trace.steps:,} "
             f"steps, {_mib(trace.bytes)}; open it in https://ui.perfetto.dev"
         )
-    return status
+    return 0
 
 
-def _tables(journal: Path, folder: Path) -> int:
+def write_tables(journal: Path, folder: Path) -> tuple[Told, ParquetSink]:
+    """Every table of the journal, in `folder`.
+
+    Raises JournalError, ConfigError, ExportError, and OSError when rows were lost.
+    """
     expects_responses = survey(journal).has_responses
     sink = ParquetSink(parquet_folder(folder), expects_responses=expects_responses, is_live=False)
     fault: list[OSError] = []
@@ -44,17 +62,9 @@ def _tables(journal: Path, folder: Path) -> int:
         sink.close()
     except OSError as error:
         fault.append(error)
-    _notes(told)
     if fault:
-        _say(f"admitscope: parquet={str(folder)!r}: {fault[0]}", to_stderr=True)
-        return 1
-    files = sum(each.files for each in sink.tables.values())
-    size = sum(each.bytes for each in sink.tables.values())
-    _say(
-        f"{folder}: {sink.rows_written:,} rows of {told.events:,} events in {files:,} files of {len(sink.tables)} "
-        f"tables, {_mib(size)}"
-    )
-    return 0
+        raise fault[0]
+    return told, sink
 
 
 def _notes(told: Told) -> None:

@@ -40,6 +40,10 @@ _NO_RATE: Final = 1e12
 _SECOND: Final = 1_000_000_000
 
 
+class UnknownRid(ExportError):
+    """A request that was asked for is not in the record."""
+
+
 @dataclass
 class Trace:
     """What was written."""
@@ -86,7 +90,7 @@ def window_of(command: ExportCommand, found: Survey) -> Window:
 
 
 def export_trace(command: ExportCommand, path: Path, *, spill: int = 100_000) -> Trace:
-    """Write the trace of `command.journal` to `path`. Raises JournalError, ExportError."""
+    """Write the trace of `command.journal` to `path`. Raises JournalError, ExportError, UnknownRid."""
     found = survey(command.journal, from_step=command.from_step or 0, to_step=command.to_step)
     window = window_of(command, found)
     try:
@@ -95,7 +99,7 @@ def export_trace(command: ExportCommand, path: Path, *, spill: int = 100_000) ->
             trace = Trace(told=feed(command.journal, sink.hear))
             sink.close()
             if unknown := window.rids - sink.seen:
-                raise ExportError(f"rid={min(unknown)!r}: the journal has no such request up to the window's end")
+                raise UnknownRid(f"rid={min(unknown)!r}: the journal has no such request up to the window's end")
             trace.bytes = file.finish()
     except OSError as error:
         raise ExportError(f"perfetto={str(path)!r}: {error.strerror or error}") from error
