@@ -40,12 +40,12 @@ def query(expr: str) -> str:
     return expr.replace(INTERVAL, "1m").replace("$instance", ".*")
 
 
-def graph(prometheus: str, *expressions: str) -> str:
-    """A link to Prometheus's own page with `expressions` drawn over the last 15 minutes."""
+def graph(pages: str, *expressions: str) -> str:
+    """A link below Prometheus's `pages` with `expressions` drawn over the last 15 minutes."""
     words = []
     for number, expr in enumerate(expressions):
         words += [(f"g{number}.expr", query(expr)), (f"g{number}.tab", "0"), (f"g{number}.range_input", "15m")]
-    return f"{prometheus}/graph?{urllib.parse.urlencode(words)}"
+    return f"{pages}/graph?{urllib.parse.urlencode(words)}"
 
 
 def target_of(url: str) -> str:
@@ -70,13 +70,21 @@ def _told(notice: Notice) -> None:
     _say(f"  {notice.route:7}{notice.status:10}{notice.name} {notice.instance}: {notice.summary}")
 
 
+def _pages(prometheus: Server) -> str:
+    """Where Prometheus has its pages: Debian builds it with the older ones only."""
+    new = httpx.get(f"{prometheus.url}/rules", trust_env=False, timeout=5)
+    return prometheus.url if new.status_code == httpx.codes.OK else f"{prometheus.url}/classic"
+
+
 def _announce(engine: str, prometheus: Server, alertmanager: Server) -> None:
     _say(f"Prometheus    {prometheus.url}         scrapes {engine}")
-    _say(f"  rules       {prometheus.url}/rules")
-    _say(f"  alerts      {prometheus.url}/alerts")
+    pages = _pages(prometheus)
+    _say(f"  rules       {pages}/rules")
+    _say(f"  alerts      {pages}/alerts")
     for panel in SHOWN:
-        _say(f"  {panel.title}:\n    {graph(prometheus.url, *(target.expr for target in panel.targets))}")
-    _say(f"Alertmanager  {alertmanager.url}")
+        _say(f"  {panel.title}:\n    {graph(pages, *(target.expr for target in panel.targets))}")
+    # Debian's Alertmanager comes without pages of its own.
+    _say(f"Alertmanager  {alertmanager.url}  what fires: amtool --alertmanager.url={alertmanager.url} alert")
     _say("Alerts appear below as they are sent. Ctrl-C ends both servers.")
 
 
@@ -89,13 +97,13 @@ def _answers(engine: str) -> bool:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; what they did before comes back afterwards."""
+    """An event that SIGINT, SIGTERM and SIGHUP set; what they did before comes back afterwards."""
     ended = threading.Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:
         ended.set()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield ended
     finally:

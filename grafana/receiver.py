@@ -35,7 +35,14 @@ class Receiver:
                 if length > _MAX_BODY:
                     self.send_error(413)
                     return
-                receiver._take(self.path.strip("/"), json.loads(self.rfile.read(length)), told)
+                try:
+                    notices = _notices(self.path.strip("/"), json.loads(self.rfile.read(length)))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    self.send_error(400)
+                    return
+                for notice in notices:
+                    receiver.notices.append(notice)
+                    told(notice)
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -51,19 +58,6 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def _take(self, route: str, body: dict[str, Any], told: Callable[[Notice], None]) -> None:
-        for alert in body["alerts"]:
-            labels = alert["labels"]
-            notice = Notice(
-                route,
-                alert["status"],
-                labels["alertname"],
-                labels.get("instance", ""),
-                alert["annotations"].get("summary", ""),
-            )
-            self.notices.append(notice)
-            told(notice)
-
     def __enter__(self) -> Self:
         self._thread.start()
         return self
@@ -74,3 +68,17 @@ class Receiver:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _notices(route: str, body: dict[str, Any]) -> list[Notice]:
+    """What Alertmanager's webhook says. Raises one of several errors for what is none."""
+    return [
+        Notice(
+            route,
+            alert["status"],
+            alert["labels"]["alertname"],
+            alert["labels"].get("instance", ""),
+            alert["annotations"].get("summary", ""),
+        )
+        for alert in body["alerts"]
+    ]

@@ -41,7 +41,6 @@ class Told:
     asked: int = 0
     finishes: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
-    tokens: int = 0
     hung_up: int = 0
 
 
@@ -91,10 +90,22 @@ class MixedLoad:
             await self._one(client, body | ({"max_tokens": 200} if leave else {}), leave=leave)
             await asyncio.sleep(0.02)
 
+    async def _pressure(self, client: httpx.AsyncClient) -> None:
+        """Twice what the pool can hold, admitted because little is promised; then somebody more important."""
+        long = {"max_tokens": 150, "min_tokens": 150, "priority": 0}
+        bodies = [long | {"prompt": [100 + number] * 60} for number in range(8)]
+        crowd = [asyncio.create_task(self._one(client, body)) for body in bodies]
+        async with asyncio.timeout(DEADLINE_S):
+            while self.told.finishes.total() < 60:  # noqa: ASYNC110 - tokens come over the network
+                await asyncio.sleep(0.005)
+        urgent = [self._one(client, long | {"prompt": [70] * 90, "priority": 50}) for _ in range(2)]
+        await asyncio.gather(*crowd, *urgent)
+
     async def run(self, seconds: float) -> None:
         """All of it, and the answers of all that was accepted."""
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False, limits=limits) as client:
+            await self._pressure(client)
             end_s = asyncio.get_running_loop().time() + seconds
             clients = [asyncio.create_task(self._client(client, end_s)) for _ in range(CLIENTS)]
             for body in REFUSED.values():
