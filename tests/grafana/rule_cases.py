@@ -1,6 +1,7 @@
 """Alerts as cases for promtool. Owns: for each alert, series on which it fires and series on which it must not.
 
-Series have one sample every 15 s from time 0 in promtool's notation: `0+5x40` rises by 5 forty times, `1x40` stays.
+Series start at time 0, in promtool's notation: `0+5x40` rises by 5 forty times, `1x40` stays. A sample is 15 s after
+the one before it; a minute in the cases of objectives, whose windows are hours.
 Short names: `INSTANCE` is added to every selector, the prefix to every name but `up`.
 """
 
@@ -12,18 +13,22 @@ from typing import Any, Final, NamedTuple
 from grafana.rules import ALERTS, RUNBOOK
 from telemetry.metric_catalog import PREFIX
 
-INTERVAL: Final = "15s"
+SECONDS, MINUTES = "15s", "1m"
 ENGINE: Final = "engine-a:8000"
 
 
 class Case(NamedTuple):
-    """One set of series. `at`: when the alert is looked at; `labels` beside instance and severity, None: silent."""
+    """One set of series. `at`: when the alert is looked at; `labels` beside instance and severity, None: silent.
+
+    interval  between samples, and between evaluations
+    """
 
     why: str
     alert: str
     series: Mapping[str, str]
     at: str
     labels: Mapping[str, str] | None
+    interval: str = SECONDS
 
 
 def _fires(why: str, alert: str, at: str, series: Mapping[str, str], **labels: str) -> Case:
@@ -41,16 +46,17 @@ def _objective(name: str, good: str, all_: str) -> dict[str, str]:
 
 def _burns(short: str, name: str) -> tuple[Case, ...]:
     fast, slow = f"Admitscope{short}SLOBurn", f"Admitscope{short}SLOSlowBurn"
-    bad_for_five_minutes = _objective(name, "0+10x220 2201+1x19", "0+10x240")
-    return (
-        _fires("nine of ten are late", fast, "10m", _objective(name, "0+1x240", "0+10x240")),
-        _silent("not held for two minutes yet", fast, "1m", _objective(name, "0+1x240", "0+10x240")),
+    bad_for_five_minutes = _objective(name, "0+10x54 541+1x5", "0+10x60")
+    cases = (
+        _fires("nine of ten are late", fast, "10m", _objective(name, "0+1x60", "0+10x60")),
+        _silent("not held for two minutes yet", fast, "2m", _objective(name, "0+1x60", "0+10x60")),
         _silent("the hour before was good", fast, "1h", bad_for_five_minutes),
-        _silent("a tenth is late: for the slow one", fast, "1h", _objective(name, "0+9x240", "0+10x240")),
-        _silent("nobody asked", fast, "1h", _objective(name, "5x240", "90x240")),
-        _fires("a tenth is late", slow, "1h", _objective(name, "0+9x240", "0+10x240")),
-        _silent("two of a hundred are late", slow, "1h", _objective(name, "0+98x240", "0+100x240")),
+        _silent("a tenth is late: for the slow one", fast, "1h", _objective(name, "0+9x60", "0+10x60")),
+        _silent("nobody asked", fast, "1h", _objective(name, "5x60", "90x60")),
+        _fires("a tenth is late", slow, "1h", _objective(name, "0+9x60", "0+10x60")),
+        _silent("two of a hundred are late", slow, "1h", _objective(name, "0+98x60", "0+100x60")),
     )
+    return tuple(case._replace(interval=MINUTES) for case in cases)
 
 
 _BUSY: Final = {'requests{state="decode"}': "3x80", 'requests{state="waiting"}': "0x80"}
@@ -208,7 +214,7 @@ def unit_test(case: Case) -> dict[str, Any]:
         )
     return {
         "name": f"{case.alert}: {case.why}",
-        "interval": INTERVAL,
+        "interval": case.interval,
         "input_series": [{"series": _series(name), "values": values} for name, values in case.series.items()],
         "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}],
     }

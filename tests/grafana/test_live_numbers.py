@@ -33,7 +33,7 @@ from tests.telemetry.test_launch import Served, serving
 
 pytestmark = needs("prometheus", "prometheus-alertmanager")
 
-LOAD_S = 14.0
+LOAD_S = 12.0
 SCALES = {metric.name: metric.scale for metric in CATALOG}
 #: The second serves the more important first, and pushes others back for them.
 ENGINES = {
