@@ -118,6 +118,10 @@ class Exposition(Collector):
             exemplars=exemplars.snapshot() if openmetrics and exemplars is not None else None,
         )
 
+    def warm(self) -> None:
+        """Make what is made once, which takes a while, before anybody is kept waiting by it."""
+        self._program()
+
     def collect(self) -> Iterator[LibraryFamily]:
         """The numbers of `/metrics` as families of the client library."""
         program, numbers = self._program(), self._numbers()

@@ -96,6 +96,7 @@ class Listeners:
         """Name the engine that is heard."""
         self._engine_thread = engine_thread
         self.checking.attach(engine, engine_thread, self.metrics)
+        self.exposition.warm()
 
     def close(self) -> None:
         """After the engine thread has ended: write what waits."""

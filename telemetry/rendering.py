@@ -18,8 +18,8 @@ from telemetry.views import BY_NAME, Readout, Source, View
 
 #: Where the first cell of a source lies.
 Locate = Callable[[Source], int]
-#: Lines between two offers of the lock: about 50 microseconds.
-_SLICE: Final = 256
+#: Lines between two offers of the lock: about 0.2 milliseconds beside a busy engine thread.
+_SLICE: Final = 192
 
 
 class Child(NamedTuple):
@@ -59,6 +59,11 @@ def bucket_cells(view: View, source: Source, locate: Locate) -> list[range]:
     parts = range(len(metric.parts)) if source.part is None else (metric.parts.index(source.part),)
     first = [locate(source) + part * metric.child for part in parts]
     return [range(start + low, start + high) for start in first for low, high in pairwise(cuts)]
+
+
+def offer_lock() -> None:
+    """Let a thread that waits for the interpreter lock have it."""
+    time.sleep(0)
 
 
 def _family(view: View, locate: Locate) -> Family:
@@ -115,6 +120,7 @@ def render(
     """The text of a scrape. `exemplars`, by cell, are shown in the OpenMetrics format only."""
     lines: list[str] = []
     due = _SLICE
+    offer_lock()  # the caller has just copied all numbers
     for family in families:
         lines.append(family.open if openmetrics else family.plain)
         known = exemplars if openmetrics and family.exemplars and exemplars else None
@@ -128,7 +134,7 @@ def render(
                 lines.append(f"{child.prefixes[0]}{_shown(number, family.scale)}\n")
         if len(lines) > due:
             due = len(lines) + _SLICE
-            time.sleep(0)
+            offer_lock()
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines)
