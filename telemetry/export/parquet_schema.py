@@ -46,7 +46,9 @@ _WIDE, _NARROW = 4_096, 32_768
 LEFT_OUT: Final = {
     "type": "the table says it",
     "page_keys": "counted as num_page_keys; the keys themselves serve a replay only",
+    "PagesMovedRecord.owners": "a claim for several rows becomes one row for each owner",
     "new_page_key": "serves a replay only",
+    "owners": "a claim of several rows becomes one row of the table for each, with its `owner`",
     "OutcomePart.head32_key": "serves a replay only; `requests` has the key of the prompt",
 }
 #: Prefix of the columns that a part becomes.
@@ -312,7 +314,12 @@ TABLES: Final[dict[str, Table]] = {
         _steps(),
         _step_rows(),
         _retractions(),
-        _facts("page_moves", "One row per move of pages.", PagesMovedRecord, group_rows=_NARROW),
+        _facts(
+            "page_moves",
+            "One row per move of pages, and per owner of a claim that serves several requests.",
+            PagesMovedRecord,
+            group_rows=_NARROW,
+        ),
         _facts("locks", "One row per change of a node's lock count.", LockChangedRecord, group_rows=_NARROW),
         _facts("responses", "One row per response, when it was over.", ResponseSentRecord),
         _facts("holes", "One row per stretch of events that were lost.", EventsMissingRecord),
