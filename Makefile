@@ -91,6 +91,10 @@ bench-serve: $(STAMP)  ## W1 to W5 over HTTP against a server of its own (ARGS="
 bench-overhead: $(STAMP)  ## what watching costs: everything on against everything off
 	$(BIN)/python -m bench.overhead $(ARGS)
 
+.PHONY: bench-scrape
+bench-scrape: $(STAMP)  ## how long a scrape of /metrics holds up the engine thread
+	$(BIN)/python -m bench.scrape $(ARGS)
+
 bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
 	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
 
@@ -137,6 +141,8 @@ docs: $(STAMP)  ## regenerate docs/reference, boards and rules
 	$(BIN)/python -m grafana.build
 	$(BIN)/python -m grafana.rules
 	$(BIN)/python -m grafana.runbook
+	$(BIN)/python -m grafana.metric_page
+	$(BIN)/python -m telemetry.spans.page
 
 clean:  ## remove .venv, caches and artifacts
 	rm -rf $(VENV) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

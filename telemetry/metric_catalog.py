@@ -40,6 +40,8 @@ from telemetry.observe import BLOCKERS, TTFT_PARTS
 from telemetry.stalls import STALL_CAUSES
 
 PREFIX: Final = "admitscope_"
+#: Raised when a name stops meaning what it meant; `tests/golden/metrics-v<N>.txt` holds what version N promises.
+METRICS_VERSION: Final = 1
 NS: Final = 1_000_000_000
 
 
@@ -349,8 +351,17 @@ FRONT_END: Final = frozenset(
     }
 )
 
+#: By what they are about.
+GROUPS: Final[dict[str, tuple[Metric, ...]]] = {
+    "Requests and the queue": _QUEUE,
+    "Admission": _ADMISSION,
+    "Latency and tokens": _LATENCY,
+    "Steps": _STEP,
+    "K/V memory": _MEMORY,
+    "The observer itself": _OBSERVER,
+}
 #: All families of numbers. `build_info`, which has four labels with one value each, is made apart.
-CATALOG: Final[tuple[Metric, ...]] = (*_QUEUE, *_ADMISSION, *_LATENCY, *_STEP, *_MEMORY, *_OBSERVER)
+CATALOG: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS.values() for metric in group)
 
 BUILD_INFO: Final = Metric("build_info", "gauge", "What is running?")
 BUILD_LABELS: Final = ("version", "model", "attention_backend", "page_size")

@@ -24,6 +24,22 @@ _ENDS: Final[dict[FinishReason | None, str]] = {
 }
 
 
+#: What `KeepRule.why` may say, in the order in which it asks.
+KEPT_BECAUSE: Final[dict[str, str]] = {
+    "violation": "A law broke for it.",
+    "shutdown": "It was open when the engine was shut down.",
+    "error": "It ended with an error.",
+    "abort": "It was aborted, or its client went away.",
+    "refused": "It was turned away from the queue.",
+    "caller": "Its caller's `traceparent` has the sampled flag.",
+    "retracted": "It was pushed back to the queue.",
+    "ttft": "Its first token came later than `traces.ttft_objective_s`.",
+    "gap": "Two of its tokens were further apart than `traces.gap_objective_s`.",
+    "chunks": "Its prompt was computed in many chunks.",
+    "ratio": "Drawn by its trace id.",
+}
+
+
 class KeepRule:
     """Why the trace of a request is kept.
 

@@ -20,6 +20,16 @@ _MIN_FOR_MEDIAN: Final = 20
 _STATES: Final = ("free", "private", "protected", "evictable")
 
 
+#: What `StepKeeper.why` may say, in the order in which it asks.
+STEP_KEPT_BECAUSE: Final[dict[str, str]] = {
+    "violation": "A law broke in it.",
+    "failed": "The executor raised.",
+    "retraction": "It pushed a request back.",
+    "slow": "It took much longer than others of its kind.",
+    "ratio": "One in so many.",
+}
+
+
 class RunningMedian:
     """Median of the last 101 values; None before there are 20."""
 
