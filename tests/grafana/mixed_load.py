@@ -26,11 +26,11 @@ FLAGS: Final = (
     *("--scheduler.max-running-requests", "6", "--scheduler.schedule-conservativeness", "0.05"),
     *("--server.max-queued-requests", "12"),
 )
-#: Bodies that are refused, by the cause that must be counted.
-REFUSED: Final[dict[str, dict[str, Any]]] = {
-    "invalid": {"prompt": [50] * 10, "max_tokens": 4, "temperature": -1},
-    "too_long": {"prompt": [50] * 1100, "max_tokens": 4},
-    "never_fits": {"prompt": [50] * 900, "max_tokens": 4},
+#: Bodies that are refused, by the cause that must be counted, and what the client is told.
+REFUSED: Final[dict[tuple[str, str], dict[str, Any]]] = {
+    ("invalid", "invalid_value"): {"prompt": [50] * 10, "max_tokens": 4, "temperature": -1},
+    ("too_long", "context_length_exceeded"): {"prompt": [50] * 1100, "max_tokens": 4},
+    ("never_fits", "never_fits"): {"prompt": [50] * 900, "max_tokens": 4},
 }
 
 
@@ -68,7 +68,10 @@ class MixedLoad:
         told = self.told
         told.asked += 1
         body = {"model": "simulated", "stream": True, **body}
-        async with client.stream("POST", f"{self._url}/v1/completions", json=body) as stream:
+        # Every call is part of a trace that its caller keeps.
+        trace, span = self._random.getrandbits(128), self._random.getrandbits(64)
+        headers = {"traceparent": f"00-{trace:032x}-{span:016x}-01"}
+        async with client.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers) as stream:
             if stream.status_code != httpx.codes.OK:
                 await stream.aread()
                 told.refusals[stream.json()["error"]["code"]] += 1
@@ -87,7 +90,7 @@ class MixedLoad:
         while loop.time() < end_s:
             leave = self._random.random() < 0.08
             body = self._body()
-            await self._one(client, body | ({"max_tokens": 200} if leave else {}), leave=leave)
+            await self._one(client, body | ({"max_tokens": 200, "min_tokens": 200} if leave else {}), leave=leave)
             await asyncio.sleep(0.02)
 
     async def _pressure(self, client: httpx.AsyncClient) -> None:
@@ -113,5 +116,7 @@ class MixedLoad:
                     await self._one(client, body)
                     await asyncio.sleep(0.3)
             await asyncio.sleep(max(seconds / 2 - 3, 0))
-            burst = [self._one(client, {"prompt": [60] * 20, "max_tokens": 8}) for _ in range(BURST)]
+            # Long enough that none of those who find room is done before all have knocked.
+            long = {"prompt": [60] * 20, "max_tokens": 100, "min_tokens": 100}
+            burst = [self._one(client, long) for _ in range(BURST)]
             await asyncio.gather(*burst, *clients)

@@ -206,13 +206,14 @@ def test_the_front_end_counts_what_its_clients_saw(engine: Engine) -> None:
     assert sum(rejected.values()) == at_the_door
     assert values["request_ends_total", "displaced"] == displaced
     assert told.asked - at_the_door == len(engine.journal.arrived)
-    for cause in REFUSED:
-        assert rejected[cause] == 3
-    assert rejected["queue_full"] > 0
-    assert values["client_disconnects_total", ""] == told.hung_up > 0
+    for cause, code in (*REFUSED, ("queue_full", "queue_full")):
+        assert rejected[cause] == told.refusals[code] > 0
+    # Whoever hangs up on a busy machine may have been sent everything by then.
+    assert 0 < values["client_disconnects_total", ""] <= told.hung_up
     finished = {label: value for (name, label), value in values.items() if name == "requests_finished_total"}
-    assert finished["stop"] == told.finishes["stop"]
-    assert finished["length"] == told.finishes["length"]
+    assert told.finishes["stop"] <= finished["stop"]
+    assert told.finishes["length"] <= finished["length"]
+    assert finished["stop"] + finished["length"] - told.finishes["stop"] - told.finishes["length"] <= told.hung_up
 
 
 def test_the_load_met_what_it_was_made_for(run: Run) -> None:
@@ -254,3 +255,16 @@ def test_spans_last_as_long_as_the_records_say(run: Run) -> None:
             assert children[root.span_id, "engine.stream"] == [response.last_byte_ns - response.first_byte_ns]
         if (ttft := journal.ttft_ns(rid)) is not None:
             assert attributes(root)["admitscope.ttft_ms"] == ttft / 1e6
+
+
+def test_an_exemplar_leads_to_a_trace_that_was_kept(run: Run) -> None:
+    kept = {span.trace_id.hex() for span in run.spans}
+    found = run.prometheus.ask(
+        "/api/v1/query_exemplars",
+        query=f"{PREFIX}{TTFT}_bucket",
+        start=f"{run.start_s:.3f}",
+        end=f"{run.end_s + 60:.3f}",
+    )
+    named = {exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]}
+    assert named
+    assert named <= kept
