@@ -108,8 +108,7 @@ sim: $(STAMP)  ## whole engines by seed, under bursts, aborts, faults (SEEDS=200
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --steps $(STEPS) $(ARGS)
 
 .PHONY: monitor verify-monitoring
-ENGINE ?= http://127.0.0.1:8000
-monitor: $(STAMP)  ## Prometheus and Alertmanager, without Docker, against a running engine (ENGINE=http://127.0.0.1:8000)
+monitor: $(STAMP)  ## Prometheus and Alertmanager, without Docker, against a running demo (or ENGINE=URL)
 	@exec $(BIN)/python -m grafana.monitor $(ENGINE) $(ARGS)
 
 verify-monitoring: $(STAMP)  ## boards, rules, pages against real servers under load (part of make test; 2 minutes)

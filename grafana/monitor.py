@@ -24,7 +24,7 @@ from typing import Final
 import httpx
 
 from grafana.boards.shared import LIVE, PAGES, TTFT_QUANTILES, TTFT_STACK, WAITING_BY_BLOCKER
-from grafana.queries import INTERVAL
+from grafana.queries import INTERVAL, ONE
 from grafana.receiver import Notice, Receiver
 from grafana.rules import FOLDER as RULES
 from grafana.servers import HOST, Server, ServerError, prometheus_config, start_alertmanager, start_prometheus
@@ -37,7 +37,7 @@ _POLL_S: Final = 0.5
 
 def query(expr: str) -> str:
     """A board's query as Prometheus takes it: every engine, rates over a minute."""
-    return expr.replace(INTERVAL, "1m").replace("$instance", ".*")
+    return expr.replace(INTERVAL, "1m").replace(f"{{{ONE}}}", "").replace(f"{ONE},", "")
 
 
 def graph(pages: str, *expressions: str) -> str:

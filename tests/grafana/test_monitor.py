@@ -160,6 +160,8 @@ def test_links_carry_queries_that_parse(panel: object) -> None:
     assert len(asked) == 3 * len(panel.targets)  # type: ignore[attr-defined]
     for number in range(len(panel.targets)):  # type: ignore[attr-defined]
         promql_parser.parse(asked[f"g{number}.expr"][0])
+    assert "$" not in link
+    assert "instance" not in link
 
 
 def test_a_key_reaches_the_scrape_and_the_committed_file_stays_as_it_is(tmp_path: Path) -> None:
