@@ -68,7 +68,8 @@ class SchedulerConfig(_Frozen):
     starvation_limit_s: float | None = Field(None, gt=0)
     """A request that waited this long is considered before every policy, oldest first. None: off."""
     max_overtakes: int | None = Field(None, ge=1)
-    """A request that so many admitting passes went by is considered before every policy. None: off."""
+    """A request that so many admitting passes went by since it last came to the queue comes before every policy.
+    None: off."""
     prefill_delay_max_passes: int | None = Field(None, ge=1)
     """Passes in a row that new prompts may wait, while requests decode, for more of them to come. None: none."""
     prefill_delay_until_waiting: int | None = Field(None, ge=2)

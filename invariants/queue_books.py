@@ -134,4 +134,8 @@ class QueueBooks:
 
     def overtakes(self, track: Track) -> int:
         """Passes that admitted someone who entered after it, in this stay and earlier ones. Right for who waits."""
-        return track.overtaken + len(self._passes) - bisect_right(self._passes, track.entry)
+        return track.overtaken + self.overtakes_in_stay(track)
+
+    def overtakes_in_stay(self, track: Track) -> int:
+        """The same since its last entry: never less than for a later entry."""
+        return len(self._passes) - bisect_right(self._passes, track.entry)

@@ -159,7 +159,7 @@ class RequestLaws:
             if later and examined.get(track.rid, later[0].order) >= later[0].order:
                 report(
                     "INV-REQ-03",
-                    f"{track.rid}, passed over {queue.overtakes(track)} times, waiting "
+                    f"{track.rid}, passed over {queue.overtakes_in_stay(track)} times, waiting "
                     f"{(event.t_ns - track.entered_ns) / 1e9:g} s, looked at first",
                     f"{later[0].rid}, which entered later, admitted without a look at it",
                     rid=track.rid,
@@ -170,7 +170,7 @@ class RequestLaws:
         """Whether a request comes before all that entered after it. If one is, every older one is."""
         if self._starved_ns is not None and now_ns - track.entered_ns >= self._starved_ns:
             return True
-        return self._overtakes is not None and queue.overtakes(track) >= self._overtakes
+        return self._overtakes is not None and queue.overtakes_in_stay(track) >= self._overtakes
 
 
 def _victims(books: Shadow, queue: QueueBooks, event: StepPlanned, report: Report) -> None:

@@ -113,7 +113,7 @@ class SchedulerState:
             # Both conditions hold for older entries first, so the urgent are a head of the arrival order.
             for request in self.by_entry.values():
                 is_old = limit_s is not None and now_ns - request.entered_ns >= limit_s * 1e9
-                is_passed = overtakes is not None and self.overtakes.count(request) >= overtakes
+                is_passed = overtakes is not None and self.overtakes.in_this_stay(request) >= overtakes
                 if not (is_old or is_passed):
                     break
                 urgent[request.rid] = request

@@ -91,5 +91,9 @@ class Overtakes:
         """`request` leaves the queue, before `admitted` hears of the pass that takes it: nobody passes it any more."""
         request.times_passed_over = self._so_far(request)
 
+    def in_this_stay(self, request: Request) -> int:
+        """Times since `request`, which waits, entered the queue. Never less than for a later entry."""
+        return len(self._latest) - bisect_right(self._latest, request.entry_seq)
+
     def _so_far(self, request: Request) -> int:
-        return request.times_passed_over + len(self._latest) - bisect_right(self._latest, request.entry_seq)
+        return request.times_passed_over + self.in_this_stay(request)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine.clock import VirtualClock
 from engine.config import CacheConfig, EngineConfig, ExecutorConfig, Policy, SchedulerConfig
 from engine.events import AdmissionDecided, RecordingSink
 from engine.executor.simulated import SimulatedExecutor
+from engine.kvcache.page_keys import PageKeys
 from engine.llm_engine import EngineRequest, LLMEngine
+from engine.request import Request, RequestState
 from engine.sampling_params import SamplingParams
+from engine.scheduler.waiting_queue import Overtakes, PlainQueue
 
 HOT = tuple(range(64))
 
@@ -59,3 +63,21 @@ def test_fr_14_starvation_limit_bounds_how_long() -> None:
     admitted, _ = _play(starvation_limit_s=2.0)
     assert admitted is not None
     assert 25 <= admitted <= 32  # entered in round 5, 0.1 s a round; then as soon as a row is free
+
+
+def test_overtakes_stand_still_while_a_request_runs_and_do_not_make_it_urgent_when_it_comes_back() -> None:
+    """Otherwise a late entry could be due before an older one, and who is due would not be a head of the queue."""
+    overtakes, queue = Overtakes(), PlainQueue(Policy.FCFS)
+    request = Request(rid="r", prompt_len=5, max_new_tokens=3, keys=PageKeys(np.empty(0, dtype=np.int64)))
+    request.entry_seq = 10
+    overtakes.admitted(11, queue)
+    overtakes.admitted(12, queue)
+    overtakes.admitted(9, queue)
+    assert (overtakes.count(request), overtakes.in_this_stay(request)) == (2, 2)
+    overtakes.settle(request)
+    request.state = RequestState.DECODE
+    overtakes.admitted(20, queue)
+    assert overtakes.count(request) == 2, "it runs: nobody passes it"
+    request.state, request.entry_seq = RequestState.WAITING, 21
+    overtakes.admitted(22, queue)
+    assert (overtakes.count(request), overtakes.in_this_stay(request)) == (3, 1)
