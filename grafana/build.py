@@ -19,7 +19,13 @@ from grafana_foundation_sdk.models.common import (
     StackingMode,
     VisibilityMode,
 )
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, GridPos, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    DataSourceRef,
+    GridPos,
+    VariableRefresh,
+)
 
 from grafana.boards import BOARDS
 from grafana.panel import Board, Panel
@@ -51,7 +57,7 @@ def build(board: Board) -> str:
         .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus").label("Prometheus"))
         .link(
             dashboard.DashboardLink("other boards")
-            .type("dashboards")
+            .type(DashboardLinkType.DASHBOARDS)
             .tags(["admitscope"])
             .as_dropdown(True)
             .keep_time(True)
