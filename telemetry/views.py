@@ -186,10 +186,11 @@ def sglang(model: str) -> tuple[View, ...]:
     def gauge(name: str, text: str, made: Callable[[Readout], float]) -> View:
         return View(f"sglang:{name}", "gauge", text, (Series(scheduler, (), made),))
 
-    def count(
-        name: str, text: str, sources: tuple[Source, ...], labels: tuple[tuple[str, str], ...] = front, kind: str = ""
-    ) -> View:
-        return View(f"sglang:{name}", "gauge" if kind else "counter", text, (Series(labels, sources),))
+    def now(name: str, text: str, sources: tuple[Source, ...]) -> View:
+        return View(f"sglang:{name}", "gauge", text, (Series(scheduler, sources),))
+
+    def count(name: str, text: str, sources: tuple[Source, ...], labels: tuple[tuple[str, str], ...] = front) -> View:
+        return View(f"sglang:{name}", "counter", text, (Series(labels, sources),))
 
     def histogram(
         name: str,
@@ -204,8 +205,8 @@ def sglang(model: str) -> tuple[View, ...]:
     prompts = tuple(Source("prompt_tokens_total", value) for value in ("computed", "cached"))
     retracted = tuple(Source("retractions_total", value) for value in ("kv_now", "manual"))
     return (
-        count("num_running_reqs", "Requests in prefill or decode.", _RUNNING, scheduler, "gauge"),
-        count("num_queue_reqs", "Requests that wait, retracted ones too.", _QUEUED, scheduler, "gauge"),
+        now("num_running_reqs", "Requests in prefill or decode.", _RUNNING),
+        now("num_queue_reqs", "Requests that wait, retracted ones too.", _QUEUED),
         gauge("gen_throughput", "Output tokens a second, between scrapes.", lambda read: read.throughput),
         gauge("cache_hit_rate", "Cached share of prompt tokens admitted, between scrapes.", lambda read: read.hit_rate),
         gauge("token_usage", "Share of the pool that running requests hold.", _usage),

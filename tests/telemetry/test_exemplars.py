@@ -155,6 +155,19 @@ def test_a_late_first_token_a_long_wait_and_a_late_token_name_their_request() ->
     assert traced.traces() <= traced.kept.traces
 
 
+def test_a_late_token_of_those_that_go_on_names_one_of_them() -> None:
+    traced = Traced()
+    for rid, outputs in (("ends", 2), ("goes-on", 5), ("goes-on-too", 5)):
+        traced.run.add(rid, 8, outputs, ignore_eos=True)
+    for forward_ms in (10, 10, 150, 10):
+        traced.run.timed_step((0, 0, 0, 0, 0, forward_ms * MS, 0))
+    traced.run.finish_all(FAST)
+    [late] = traced.shown()
+    assert late.exemplar is not None
+    assert late.exemplar.labels["trace_id"] in {traced.tracing.trace_of[rid] for rid in ("goes-on", "goes-on-too")}
+    assert late.exemplar.value == 0.15
+
+
 @pytest.mark.parametrize("ratio", [0.2, 1.0])
 def test_every_trace_named_is_one_that_the_sink_keeps_and_values_lie_in_their_bucket(ratio: float) -> None:
     traced = Traced(ratio=ratio)

@@ -18,9 +18,16 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
+from engine.clock import MonotonicClock
 from engine.errors import EngineDead
-from engine.events import ResponseSent
+from engine.events import NullSink, ResponseSent
+from engine.executor.simulated import SimulatedExecutor
+from engine.llm_engine import LLMEngine
+from engine.server.engine_thread import EngineThread
+from engine.server.observer import NullObserver
+from engine.server.serve import build_server
 from telemetry.logs import Correlation, JsonFormatter, RequestLog, set_up
 from tests.builders import engine_config
 from tests.telemetry.live_run import MS, TimedRun
@@ -110,6 +117,26 @@ def test_warnings_and_uncaught_exceptions_are_lines_too(capsys: pytest.CaptureFi
     assert [line["logger"] for line in lines] == ["py.warnings", "telemetry.logs"]
     assert "mind the gap" in lines[0]["message"]
     assert lines[1]["exception"]["type"] == "ValueError"
+
+
+def test_what_uvicorn_logs_is_a_line_like_all_others(capsys: pytest.CaptureFixture[str]) -> None:
+    executor = SimulatedExecutor(engine_config())
+    config = engine_config()
+    thread = EngineThread(
+        LLMEngine(config, executor=executor, clock=MonotonicClock(), sink=NullSink()),
+        max_queued_requests=1,
+        max_running_requests=1,
+        clock=MonotonicClock(),
+    )
+    app = FastAPI()
+    app.state.observer = NullObserver()
+    with bare_root_logger():
+        set_up("json")
+        build_server(app, config.server, thread)
+        logging.getLogger("uvicorn.error").error("Invalid HTTP request received.")
+        logging.getLogger("uvicorn.error").warning("anybody could fill a log with it")
+    [line] = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (line["logger"], line["message"]) == ("uvicorn.error", "Invalid HTTP request received.")
 
 
 def test_each_request_is_logged_once_with_its_numbers_when_its_response_has_ended(
