@@ -7,6 +7,9 @@ Built by position on the engine thread; readers validate with `telemetry.schema`
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Protocol
 
 import msgspec
@@ -176,8 +179,9 @@ class PagesMoved(Event, frozen=True, tag=True):
 
     pages   packed little-endian int32 page ids
     source, target   free | private | protected | evictable
-    owner   after the move: "r:<row>" for PRIVATE, "n:<node>" for tree pages, "" for FREE
+    owner   after the move: "r:<row>" for PRIVATE, "n:<node>" for tree pages, "" for FREE; "" with `owners`
     cause   claim | insert | duplicate | lock | unlock | split | evict | free
+    owners  packed little-endian int32 rows, one for each page, when one claim serves several rows; empty otherwise
     """
 
     pages: bytes
@@ -185,6 +189,17 @@ class PagesMoved(Event, frozen=True, tag=True):
     target: str
     owner: str
     cause: str
+    owners: bytes = b""
+
+    def parts(self) -> Iterator[tuple[str, bytes]]:
+        """(owner, packed pages) of each owner, in the order of the pages."""
+        if not self.owners:
+            yield self.owner, self.pages
+            return
+        end = 0
+        for row, its in groupby(struct.unpack(f"<{len(self.owners) // 4}i", self.owners)):
+            start, end = end, end + 4 * sum(1 for _ in its)
+            yield f"r:{row}", self.pages[start:end]
 
 
 class LockChanged(Event, frozen=True, tag=True):

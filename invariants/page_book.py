@@ -23,7 +23,7 @@ OTHER_KIND, KEEPS, CHANGES = 0, 1, 2
 
 _FIRST_ID: Final = Struct("<I").unpack_from
 _WIDTH: Final = 8
-#: Groups of rows that claimed together and are remembered.
+#: Groups of rows that grew in one step and are remembered.
 KEPT_ROWS: Final = 64
 
 
@@ -41,15 +41,13 @@ FREE_TAG: Final = tag_of(FREE, NO_OWNER)
 _FREE_PACKED: Final = packed(FREE_TAG)
 
 
-class _Rows(NamedTuple):
-    """Rows that claims name: numbers, their packed tags, and as an index array (None: one is odd, or named twice)."""
+class _Growth(NamedTuple):
+    """Rows that one claim serves: as a set, the packed tags of its pages, and where to count how many pages each."""
 
-    numbers: list[int]
-    tags: list[bytes]
-    places: NDArray[np.intp] | None
-
-
-_ODD_ROWS: Final = _Rows([], [], None)
+    rows: frozenset[int]
+    fill: bytes
+    places: NDArray[np.intp]
+    amounts: NDArray[np.intp] | int
 
 
 class PageBook:
@@ -62,11 +60,11 @@ class PageBook:
     __slots__ = (
         "_bytes",
         "_claimed",
+        "_growths",
         "_ids",
         "_odd_rows",
         "_private",
         "_private_view",
-        "_rows",
         "_view",
         "counts",
         "num_pages",
@@ -88,8 +86,8 @@ class PageBook:
         self._odd_rows: dict[int, int] = {}
         #: Pages claimed in the open commit, as the events had them.
         self._claimed: list[bytes] = []
-        #: Owner labels of claims that came together -> their rows.
-        self._rows: dict[tuple[str, ...], _Rows] = {}
+        #: Packed rows of claims that served several -> what there is to write.
+        self._growths: dict[bytes, _Growth] = {}
 
     def private_pages(self, row: int) -> int:
         """Private pages of a row."""
@@ -151,49 +149,62 @@ class PageBook:
 
         None, and nothing is changed, when anything is odd: the claims are then to be judged one by one.
         """
-        rows = self._rows_of(labels)
-        if rows.places is None:
+        rows = [int(label[2:]) for label in labels if label[:2] == "r:" and label[2:].isdigit()]
+        if len(rows) != len(labels) or len(set(rows)) < len(rows) or max(rows) >= self.num_rows:
             return None
-        joined, count = b"".join(pieces), len(pieces)
-        amounts: int | list[int]
-        if len(joined) == 4 * count and set(map(len, pieces)) == {4}:  # one page each, as in a decode step
-            free, fill, amounts = count, b"".join(rows.tags), 1
-        else:
-            sizes = [len(pages) // 4 for pages in pieces]
-            free, fill, amounts = sum(sizes), b"".join(map(mul, rows.tags, sizes)), sizes
-            if 0 in sizes or len(joined) != 4 * free:
-                return None
-        first: int = _FIRST_ID(joined)[0]
-        if joined == self._ids[4 * first : 4 * (first + free)]:
-            start, end = _WIDTH * first, _WIDTH * (first + free)
-            if self._bytes[start:end] != _FREE_PACKED * free:
-                return None
+        joined, sizes = b"".join(pieces), [len(pages) // 4 for pages in pieces]
+        if 0 in sizes or len(joined) != 4 * sum(sizes):
+            return None
+        tags = [packed(tag_of(PRIVATE, row)) for row in rows]
+        if not self._take_free(joined, b"".join(map(mul, tags, sizes))):
+            return None
+        self._private[rows] += sizes
+        return rows
+
+    def follow_growth(self, pages: bytes, owners: bytes) -> frozenset[int] | None:
+        """Free pages go to rows: packed int32 page ids, and the row of each. Returns the rows.
+
+        None, and nothing is changed, when anything is odd: `judge` then says what.
+        """
+        growth = self._growths.get(owners) or self._growth_of(owners)
+        if growth is None or len(pages) != len(owners) or not self._take_free(pages, growth.fill):
+            return None
+        self._private[growth.places] += growth.amounts
+        return growth.rows
+
+    def _growth_of(self, owners: bytes) -> _Growth | None:
+        """What decode steps name again and again, every `page_size` steps; None when there is no such row."""
+        if not owners or len(owners) % 4:
+            return None
+        rows = np.frombuffer(owners, dtype="<i4").astype(np.int64)
+        if rows.min() < 0 or rows.max() >= self.num_rows:
+            return None
+        places, sizes = np.unique(rows, return_counts=True)
+        fill = (rows << 2 | PRIVATE).tobytes()
+        growth = _Growth(frozenset(places.tolist()), fill, places, 1 if len(places) == len(rows) else sizes)
+        if len(self._growths) >= KEPT_ROWS:
+            self._growths.clear()
+        self._growths[owners] = growth
+        return growth
+
+    def _take_free(self, pages: bytes, fill: bytes) -> bool:
+        """Give free pages, packed int32, the packed tags `fill`. False, and nothing is changed, if one is not free."""
+        count = len(pages) // 4
+        first: int = _FIRST_ID(pages)[0]
+        if pages == self._ids[4 * first : 4 * (first + count)]:
+            start, end = _WIDTH * first, _WIDTH * (first + count)
+            if self._bytes[start:end] != _FREE_PACKED * count:
+                return False
             self._bytes[start:end] = fill
         else:
-            at = self._distinct(joined, FREE_TAG)
+            at = self._distinct(pages, FREE_TAG)
             if at is None:
-                return None
+                return False
             self.tags[at] = np.frombuffer(fill, dtype=np.int64)
-        self.counts[FREE] -= free
-        self.counts[PRIVATE] += free
-        self._private[rows.places] += amounts
-        self._claimed.append(joined)
-        return rows.numbers
-
-    def _rows_of(self, labels: tuple[str, ...]) -> _Rows:
-        """Rows of owner labels. Decode steps name the same ones again and again, every `page_size` steps."""
-        rows = self._rows.get(labels)
-        if rows is None:
-            texts = [label[2:] for label in labels if label[:2] == "r:" and label[2:].isdigit()]
-            numbers = [int(text) for text in texts]
-            if len(numbers) != len(labels) or max(numbers) >= self.num_rows:
-                return _ODD_ROWS
-            places = np.array(numbers, dtype=np.intp) if len(set(numbers)) == len(numbers) else None
-            rows = _Rows(numbers, [packed(tag_of(PRIVATE, row)) for row in numbers], places)
-            if len(self._rows) >= KEPT_ROWS:
-                self._rows.clear()
-            self._rows[labels] = rows
-        return rows
+        self.counts[FREE] -= count
+        self.counts[PRIVATE] += count
+        self._claimed.append(pages)
+        return True
 
     def _distinct(self, pages: bytes, tag: int) -> NDArray[np.intp] | None:
         """Indices of `pages` if all of them have this tag and none is named twice, else None."""
@@ -213,8 +224,13 @@ class PageBook:
 
     # -- moves that may be wrong -----------------------------------------------------------------------------------
 
-    def judge(self, pages: NDArray[np.int64], source: int, tag: int, rule: int) -> tuple[list[int], int]:
-        """Give `pages`, all of them of the pool, the tag. Returns those that were elsewhere, and the first's owner."""
+    def judge(
+        self, pages: NDArray[np.int64], source: int, tag: int | NDArray[np.int64], rule: int
+    ) -> tuple[list[int], int]:
+        """Give `pages`, all of them of the pool, the tag, one for all or one for each.
+
+        Returns those that were elsewhere, and the owner that the first had.
+        """
         before = self.tags[pages]
         owners, owner = before >> 2, tag >> 2
         bad = before & 3 != source

@@ -1,15 +1,17 @@
 """Laws of pages. Owns: INV-PAGE-01 to 03 per event — conservation, legal moves, nothing locked is evicted.
 
 A move that is as it should be is accepted and followed in a few operations, whatever its size; anything else is judged
-page by page. Claims, of which a step has one for each row, are taken together: see `on_claims`.
+page by page. Claims of a commit, of which admissions have one for each row, are taken together: see `on_claims`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.events import AnyEvent, LockChanged, PagesMoved, RequestTransitioned, StepCompleted, StepPlanned
 from invariants.members import ADMIT
@@ -68,6 +70,32 @@ def leaves_claims(event: AnyEvent) -> bool:
 
 def on_claims(books: Shadow, claims: list[PagesMoved], report: Callable[[PagesMoved], Report]) -> None:
     """Claims of one commit. `report(claim)` reports about that claim, not about the event at hand."""
+    for is_shared, run in groupby(claims, key=_is_shared):
+        if not is_shared:
+            _on_labelled(books, list(run), report)
+            continue
+        for claim in run:
+            if not follow_growth(books, claim):
+                on_pages(books, claim, report(claim))
+
+
+def _is_shared(claim: PagesMoved) -> bool:
+    return len(claim.owners) > 0
+
+
+def follow_growth(books: Shadow, claim: PagesMoved) -> bool:
+    """Follow a claim of several rows. False, and nothing is followed, when it is odd: then `on_pages` judges it."""
+    if claim.owner or claim.source != "free" or claim.target != "private":
+        return False
+    rows = books.pool.follow_growth(claim.pages, claim.owners)
+    if rows is None:
+        return False
+    books.claimed_rows |= rows
+    return True
+
+
+def _on_labelled(books: Shadow, claims: list[PagesMoved], report: Callable[[PagesMoved], Report]) -> None:
+    """Claims of one row each."""
     # Long prompts in small pages: memory that is asked for in megabytes comes page by page from the system.
     group = max(1, CLAIMED_TOGETHER * 4 // max(len(claims[0].pages), 1))
     for start in range(0, len(claims), group):
@@ -97,6 +125,13 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         if target is None:
             return
         move = Move(STATE_CODES.get(event.source, FREE), target, OTHER_KIND)
+    if event.owners:
+        if event.cause == "claim" and move.target == PRIVATE:
+            _on_shared(books, event, move, report)
+            return
+        report(
+            "INV-PAGE-02", "a row for each page only in a claim", f"{event.cause}: {len(event.owners)} bytes of rows"
+        )
     owner = _owner(event.owner, move.target, report)
     cause, pages, pool = event.cause, event.pages, books.pool
     count = len(pages) // 4
@@ -132,8 +167,27 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         books.evicted_pages += count
 
 
-def _judge(books: Shadow, event: PagesMoved, move: Move, tag: int, report: Report) -> int | None:
-    """A move that was not simply right: what is wrong with it. Returns the owner before, None after a violation."""
+def _on_shared(books: Shadow, event: PagesMoved, move: Move, report: Report) -> None:
+    """A claim of several rows that was not simply right."""
+    pages, owners = event.pages, event.owners
+    if len(pages) != len(owners) or len(pages) % 4:
+        report("INV-PAGE-02", "four bytes of page and of row each", f"{len(pages)} of pages, {len(owners)} of rows")
+        return
+    rows = np.frombuffer(owners, dtype="<i4").astype(np.int64)
+    if event.owner or rows.min() < 0:
+        found = f"owner {event.owner!r}, row {rows.min()}"
+        report("INV-PAGE-02", "no owner beside rows of 0 and more", found)
+    old = _judge(books, event, move, rows << 2 | PRIVATE, report)
+    books.pool.remember_claim(pages)
+    if old is not None:
+        books.claimed_rows.update(rows.tolist())
+
+
+def _judge(books: Shadow, event: PagesMoved, move: Move, tag: int | NDArray[np.int64], report: Report) -> int | None:
+    """A move that was not simply right: what is wrong with it. Returns the owner before, None after a violation.
+
+    tag  one for all pages, or one for each: int64 [pages]
+    """
     pool, pages = books.pool, np.frombuffer(event.pages, dtype="<i4").astype(np.int64)
     low, high = int(pages.min()), int(pages.max())
     if low < 0 or high >= books.num_pages:
@@ -141,12 +195,16 @@ def _judge(books: Shadow, event: PagesMoved, move: Move, tag: int, report: Repor
         return None
     wrong, old = pool.judge(pages, move.source, tag, move.owner)
     if not wrong:
-        pool.count_move(len(pages), move.source, tag, old)
+        if isinstance(tag, int):
+            pool.count_move(len(pages), move.source, tag, old)
+        else:
+            pool.recount()
         return old
+    named = event.owner or (f"{len(event.owners) // 4} rows" if event.owners else "nobody")
     whose = "the owner named" if move.owner == KEEPS else "one owner and not yet the one named"
     report(
         "INV-PAGE-02",
-        f"{event.cause}: every page {event.source}, with {whose} ({event.owner or 'nobody'})",
+        f"{event.cause}: every page {event.source}, with {whose} ({named})",
         f"{len(wrong)} pages elsewhere, such as {wrong[:8]}",
     )
     pool.recount()
@@ -185,7 +243,10 @@ def on_counts(books: Shadow, event: StepPlanned | StepCompleted, report: Report)
     if type(event) is StepPlanned and event.evicted_pages != books.evicted_pages:
         report("INV-PAGE-01", f"{books.evicted_pages} pages evicted in this step", f"{event.evicted_pages}")
     if books.claimed_rows:
-        for row in books.claimed_rows - books.rows.keys():
-            if books.pool.private_pages(row):
-                report("INV-PAGE-02", f"row {row} of a live request owns its private pages", "a row that nobody has")
+        if not books.claimed_rows <= books.rows.keys():
+            for row in books.claimed_rows - books.rows.keys():
+                if books.pool.private_pages(row):
+                    report(
+                        "INV-PAGE-02", f"row {row} of a live request owns its private pages", "a row that nobody has"
+                    )
         books.claimed_rows.clear()

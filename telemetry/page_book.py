@@ -40,6 +40,9 @@ class PageBook:
         pages: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
         if not len(pages):
             return
+        if event.owners:
+            self._claimed(pages, np.frombuffer(event.owners, dtype="<i4"))
+            return
         owner = _owner(event.owner)
         # Gain before loss: an owner that keeps its pages must not be taken for gone in between.
         self._count(owner, len(pages))
@@ -51,6 +54,13 @@ class PageBook:
                 self._count(old, -count)
         self._states[pages] = _CODE[event.target]
         self._owners[pages] = owner
+
+    def _claimed(self, pages: NDArray[np.int32], rows: NDArray[np.int32]) -> None:
+        """Free pages go to several rows: int32 [pages] both."""
+        self._states[pages] = _PRIVATE
+        self._owners[pages] = owners = 2 * rows.astype(np.int64)
+        for owner, count in Counter(owners.tolist()).items():
+            self._held[owner] = self._held.get(owner, 0) + count
 
     def _count(self, owner: int, delta: int) -> None:
         if owner < 0:

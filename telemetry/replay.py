@@ -39,6 +39,8 @@ from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, Head
 Entry = AnyEvent | LineUnion
 _INPUTS: Final = (RequestArrived, AbortRequested, StepPlanned, StepCompleted, EngineStarted, ResponseSent)
 _EVENTS: Final = msgspec.json.Decoder(AnyEvent)
+#: First version whose decode steps tell the claims of all their rows as one move.
+_CLAIMS_TOGETHER_SINCE: Final = 2
 
 
 class Diverged(Exception):
@@ -172,6 +174,7 @@ class Driver:
 
     def __init__(self, started: EngineStarted, comparer: Comparer, path: Path) -> None:
         self.scheduler = Scheduler(_config(started, path), num_pages=started.num_pages, sink=comparer)
+        self.scheduler.publisher.claims_apart = started.schema_version < _CLAIMS_TOGETHER_SINCE
         self.steps = 0
 
     def feed(self, event: AnyEvent) -> None:

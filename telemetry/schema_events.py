@@ -286,13 +286,19 @@ class PagesMovedRecord(EventRecord):
     target: str
     """free | private | protected | evictable"""
     owner: str
-    """After the move: "r:<row>", "n:<node>" or ""."""
+    """After the move: "r:<row>", "n:<node>" or ""; "" as well when `owners` says it."""
     cause: str
     """claim | insert | duplicate | lock | unlock | split | evict | free"""
+    owners: Packed = b""
+    """Packed little-endian int32 rows, one for each page, when one claim serves several rows; else empty."""
 
     def page_ids(self) -> NDArray[np.int32]:
         """The page ids, unpacked: int32 [pages], read-only."""
         return np.frombuffer(self.pages, dtype="<i4")
+
+    def owner_rows(self) -> NDArray[np.int32]:
+        """`owners`, unpacked: int32 [pages], or [0] when `owner` is the one of all pages; read-only."""
+        return np.frombuffer(self.owners, dtype="<i4")
 
 
 class LockChangedRecord(EventRecord):

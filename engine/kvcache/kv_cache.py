@@ -177,10 +177,18 @@ class KvCache:
 
         The iterator serves one lease after another, so that what the caller publishes meanwhile stands in between.
         """
-        claims = [(lease.row, max(0, self.pages_ceil(tokens) - lease.count)) for lease, tokens in wanted]
-        for (lease, _), pages in zip(wanted, self.pool.claim_each(claims), strict=True):
+        for (lease, _), pages in zip(wanted, self.pool.claim_each(self._lacking(wanted)), strict=True):
             lease.append(pages)
             yield
+
+    def extend_together(self, wanted: Sequence[tuple[KvLease, int]]) -> None:
+        """`extend` for several leases at once, told as one move of pages."""
+        for (lease, _), pages in zip(wanted, self.pool.claim_together(self._lacking(wanted)), strict=True):
+            lease.append(pages)
+
+    def _lacking(self, wanted: Sequence[tuple[KvLease, int]]) -> list[tuple[int, int]]:
+        """(row, pages that its table lacks) of (lease, tokens)."""
+        return [(lease.row, max(0, self.pages_ceil(tokens) - lease.count)) for lease, tokens in wanted]
 
     def insert(self, lease: KvLease, keys: Keys, *, split_at: int | None = None) -> None:
         """Give the first `len(keys)` pages to the tree and hold them by lock; the request goes on.

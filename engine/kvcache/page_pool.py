@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from itertools import accumulate
 from typing import Final, Protocol
 
 import numpy as np
@@ -57,7 +58,9 @@ LEGAL_MOVES: Final[dict[str, frozenset[tuple[int, int]]]] = {
 class KvEvents(Protocol):
     """Who is told when pages move or locks change (one listener, given at construction)."""
 
-    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str) -> None: ...
+    def pages_moved(
+        self, pages: bytes, source: str, target: str, owner: str, cause: str, owners: bytes = b""
+    ) -> None: ...
 
     def lock_changed(self, node: int, rid: str, delta: int, count: int) -> None: ...
 
@@ -96,6 +99,22 @@ class PagePool:
         All pages are taken at once; a row's claim is published when the iterator hands out its pages. Raises
         PageStateError, before anything changes, when there are too few.
         """
+        return self._hand_out(self._take(claims), claims)
+
+    def claim_together(self, claims: Sequence[tuple[int, int]]) -> list[Pages]:
+        """`claim_each`, published as one move before it returns: nothing stands between the claims of the rows."""
+        pages = self._take(claims)
+        rows = {row for row, count in claims if count}
+        if len(rows) == 1:
+            self._publish(pages, PageState.FREE, PageState.PRIVATE, rows.pop(), "claim")
+        elif rows:
+            owners = self._owners[pages].astype("<i4").tobytes()
+            self._events.pages_moved(pages.tobytes(), "free", "private", "", "claim", owners)
+        ends = list(accumulate(count for _, count in claims))
+        return [pages[end - count : end] for end, (_, count) in zip(ends, claims, strict=True)]
+
+    def _take(self, claims: Sequence[tuple[int, int]]) -> Pages:
+        """The pages of several claims, one row's after the other's; not published."""
         total = sum(count for _, count in claims)
         if total > self._free_top:
             rows = ", ".join(str(row) for row, _ in claims)
@@ -104,7 +123,7 @@ class PagePool:
         if total:
             owners = np.repeat([row for row, _ in claims], [count for _, count in claims])
             self._write(pages, PageState.FREE, PageState.PRIVATE, owners, cause="claim")
-        return self._hand_out(pages, claims)
+        return pages
 
     def _hand_out(self, pages: Pages, claims: Sequence[tuple[int, int]]) -> Iterator[Pages]:
         start = 0

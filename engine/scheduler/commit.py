@@ -193,8 +193,7 @@ def _claim_decode(state: SchedulerState, rows: list[Request]) -> None:
     pages = len(rows) if state.accounting.evicts_spare else needed_pages(rows, kv.page_size)
     state.evicted_in_step += kv.evict_until_free(pages)
     growing = [request for request in rows if request.computed_len % kv.page_size == 0]
-    for _ in kv.extend_each([(_lease(request), request.computed_len + 1) for request in growing]):
-        pass
+    kv.extend_together([(_lease(request), request.computed_len + 1) for request in growing])
 
 
 def _commit_decode(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> None:

@@ -18,10 +18,12 @@ from engine.scheduler.decision import AdmissionDecision
 class Publisher:
     """Stamps events and hands them to the one sink. Also the cache's `KvEvents`."""
 
-    __slots__ = ("_sink", "seq", "step", "t_ns")
+    __slots__ = ("_sink", "claims_apart", "seq", "step", "t_ns")
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
+        #: One event for each row of a claim, as the first version of the record had it: for replays of such.
+        self.claims_apart = False
         self.seq = 0
         self.step = 0
         self.t_ns = 0
@@ -35,10 +37,15 @@ class Publisher:
     def emit(self, event: AnyEvent) -> None:
         self._sink.emit(event)
 
-    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str) -> None:
+    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str, owners: bytes = b"") -> None:
         seq = self.seq
+        moved = PagesMoved(seq, self.step, self.t_ns, pages, source, target, owner, cause, owners)
+        if owners and self.claims_apart:
+            for row, part in moved.parts():
+                self.pages_moved(part, source, target, row, cause)
+            return
         self.seq = seq + 1
-        self._sink.emit(PagesMoved(seq, self.step, self.t_ns, pages, source, target, owner, cause))
+        self._sink.emit(moved)
 
     def lock_changed(self, node: int, rid: str, delta: int, count: int) -> None:
         seq = self.seq

@@ -6,7 +6,7 @@ until a request ends; a caller that never reports the end of its response is clo
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from typing import Final, Protocol
 
 from engine.config import EngineConfig
@@ -68,6 +68,14 @@ class ViolationNote(Protocol):
     def rid(self) -> str | None: ...
 
 
+def _pages_by_owner(claims: list[PagesMoved]) -> Counter[str]:
+    pages: Counter[str] = Counter()
+    for claim in claims:
+        for owner, part in claim.parts():
+            pages[owner] += len(part) // _PAGE_BYTES
+    return pages
+
+
 class SpanSink:
     """Builds spans of one engine's events.
 
@@ -111,7 +119,8 @@ class SpanSink:
         self._facts: dict[str, TraceFacts] = {}
         self._ended: OrderedDict[str, RequestTimeline] = OrderedDict()
         self._row_of: dict[str, int] = {}
-        self._claims: dict[str, int] = {}
+        #: Claims of the commit that is not planned yet.
+        self._claims: list[PagesMoved] = []
         self._plans: dict[int, StepPlanned] = {}
         self._keeper = StepKeeper()
         self._kept_steps: OrderedDict[int, None] = OrderedDict()
@@ -138,7 +147,7 @@ class SpanSink:
             case RequestTransitioned():
                 self._transitioned(event)
             case PagesMoved() if event.cause == "claim":
-                self._claims[event.owner] = self._claims.get(event.owner, 0) + len(event.pages) // _PAGE_BYTES
+                self._claims.append(event)
             case StepPlanned():
                 self._planned(event)
         self._timeline.apply(event)
@@ -172,11 +181,12 @@ class SpanSink:
             self._row_of[event.rid] = event.row
 
     def _planned(self, event: StepPlanned) -> None:
-        claims, self._claims = self._claims, {}
+        claims, self._claims = self._claims, []
+        claimed = _pages_by_owner(claims if event.prefills else [])
         for row in event.prefills:
             facts = self._facts.get(row.rid)
             if facts is not None:
-                facts.claimed[event.step] = claims.get(f"r:{self._row_of.get(row.rid)}", 0)
+                facts.claimed[event.step] = claimed[f"r:{self._row_of.get(row.rid)}"]
         for victim in event.retractions:
             facts = self._facts.get(victim.rid)
             if facts is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.events import SCHEMA_VERSION, EngineStarted, PagesMoved
 from invariants import page_laws
@@ -117,6 +118,50 @@ def test_claims_together_are_claims_one_by_one(
         assert picture(together) == before, "refused claims changed something"
         rows = [row for _, row in claims]
         assert told or len(set(rows)) < len(rows) or max(rows) >= ROWS, "refused for nothing"
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    states=st.one_of(pool_states, st.just([0] * PAGES)),
+    pages=st.lists(st.integers(-1, PAGES), min_size=1, max_size=6),
+    rows=st.lists(st.integers(-1, ROWS + 1), min_size=6, max_size=6),
+    is_run=st.booleans(),
+)
+def test_a_claim_of_several_rows_is_their_claims_one_by_one(
+    states: list[int], pages: list[int], rows: list[int], is_run: bool
+) -> None:
+    if is_run:
+        pages = list(range(len(pages)))
+    rows = rows[: len(pages)]
+    shared = structs.replace(
+        moved(pages, ("free", "private", "claim"), 0), owner="", owners=np.array(rows, "<i4").tobytes()
+    )
+    alone, together, judged = (books(states, [1] * PAGES) for _ in range(3))
+    before = picture(together)
+    apart = [structs.replace(shared, owner=owner, pages=part, owners=b"") for owner, part in shared.parts()]
+    assert b"".join(each.pages for each in apart) == shared.pages
+    told = follow(alone, apart)
+    assert follow(judged, [shared]) == told
+    if not told:
+        assert picture(judged) == picture(alone)
+    if page_laws.follow_growth(together, shared):
+        assert (told, picture(together)) == ([], picture(alone))
+    else:
+        assert picture(together) == before, "a refused claim changed something"
+        assert told or max(rows) >= ROWS, "refused for nothing"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"owner": "r:1"}, {"owners": b""}, {"owners": b"\1\0\0\0"}, {"owners": b"\1\0\0\0\2"}, {"cause": "insert"}],
+)
+def test_rows_that_do_not_fit_the_pages_are_reported(change: dict[str, Any]) -> None:
+    shadow = books([0] * PAGES, [0] * PAGES)
+    claim = structs.replace(
+        moved([3, 4], ("free", "private", "claim"), 1), owner="", owners=bytes((1, 0, 0, 0, 2, 0, 0, 0))
+    )
+    assert not page_laws.follow_growth(shadow, structs.replace(claim, **change)) or "cause" in change
+    assert "INV-PAGE-02" in follow(books([0] * PAGES, [0] * PAGES), [structs.replace(claim, **change)])
 
 
 def test_a_claimed_page_may_not_be_evicted_in_the_same_commit() -> None:

@@ -20,11 +20,17 @@ class Ledger:
     def __init__(self) -> None:
         self.state = dict.fromkeys(range(PAGES), "free")
         self.owner = dict.fromkeys(range(PAGES), "")
+        self.told = 0
 
-    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str) -> None:
-        for page in np.frombuffer(pages, dtype=np.int32).tolist():
+    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str, owners: bytes = b"") -> None:
+        self.told += 1
+        moved = np.frombuffer(pages, dtype=np.int32).tolist()
+        labels = [f"r:{row}" for row in np.frombuffer(owners, dtype=np.int32).tolist()] or [owner] * len(moved)
+        if owners:
+            assert (owner, len(set(labels)) > 1) == ("", True), "one owner is named as such"
+        for page, label in zip(moved, labels, strict=True):
             assert self.state[page] == source, f"{cause} of page {page}: published from {source}"
-            self.state[page], self.owner[page] = target, owner
+            self.state[page], self.owner[page] = target, label
 
     def lock_changed(self, node: int, rid: str, delta: int, count: int) -> None:
         raise AssertionError("a pool has no locks")
@@ -55,6 +61,21 @@ class PagePoolMachine(RuleBasedStateMachine):
             assert pages == [free.pop() for _ in range(count)]
             assert self.ledger.owner == unpublished | dict.fromkeys(pages, f"r:{row}")
             self.model |= dict.fromkeys(pages, (PageState.PRIVATE, row))
+
+    @rule(claims=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=4, unique_by=lambda each: each[0]))
+    def claim_together(self, claims: list[tuple[int, int]]) -> None:
+        """The same pages for the same rows, told at once."""
+        free, told = list(self.pool.picture()[2]), self.ledger.told
+        if sum(count for _, count in claims) > len(free):
+            with pytest.raises(PageStateError, match=f"{len(free)} are free"):
+                self.pool.claim_together(claims)
+            assert self.ledger.told == told
+            return
+        handed = self.pool.claim_together(claims)
+        assert self.ledger.told == told + any(count for _, count in claims)
+        for (row, count), pages in zip(claims, handed, strict=True):
+            assert pages.tolist() == [free.pop() for _ in range(count)]
+            self.model |= dict.fromkeys(pages.tolist(), (PageState.PRIVATE, row))
 
     @precondition(lambda self: len(self._in(PageState.FREE)) < PAGES)
     @rule(data=st.data(), cause=st.sampled_from([cause for cause in LEGAL_MOVES if cause != "claim"]))

@@ -36,7 +36,7 @@ class Locks:
     def __init__(self) -> None:
         self.count: dict[int, int] = {}
 
-    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str) -> None:
+    def pages_moved(self, pages: bytes, source: str, target: str, owner: str, cause: str, owners: bytes = b"") -> None:
         """The pool's own machine checks these."""
 
     def lock_changed(self, node: int, rid: str, delta: int, count: int) -> None:

@@ -101,6 +101,17 @@ def test_packed_integers_are_unpacked_on_demand() -> None:
     record, pages = record_of(arrived), record_of(moved)
     assert record.keys().tolist() == keys.tolist()
     assert pages.page_ids().tolist() == [7, 255]
+    assert (pages.owner, pages.owner_rows().tolist()) == ("r:0", [])
+    grown = record_of(msgspec.structs.replace(moved, owner="", owners=np.array([3, 300], dtype="<i4").tobytes()))
+    assert (grown.owner, grown.owner_rows().tolist()) == ("", [3, 300])
+
+
+def test_a_move_is_taken_apart_by_its_owners() -> None:
+    pages = np.arange(6, dtype="<i4").tobytes()
+    moved = PagesMoved(1, 0, 0, pages, "free", "private", "r:4", "claim")
+    assert list(moved.parts()) == [("r:4", pages)]
+    grown = msgspec.structs.replace(moved, owner="", owners=np.array([9, 9, 2, 9, 0, 0], dtype="<i4").tobytes())
+    assert list(grown.parts()) == [("r:9", pages[:8]), ("r:2", pages[8:12]), ("r:9", pages[12:16]), ("r:0", pages[16:])]
 
 
 def test_a_newer_schema_version_is_refused_by_number(numbered: Any) -> None:
