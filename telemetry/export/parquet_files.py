@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
 HOUR_NS: Final = 3_600_000_000_000
+#: Rows turned into columns at once: beside a running engine, this is how long the interpreter lock is held.
+BATCH_ROWS: Final = 512
 
 
 class ExportError(AdmitscopeError):
@@ -87,7 +89,8 @@ class PatientFile(io.RawIOBase):
 
 
 class TableFiles:
-    """The files of one table of one engine. Rows wait in memory until a row group is full.
+    """The files of one table of one engine. Rows wait in memory, as columns but for the last few, until a row group
+    is full.
 
     hour          of the first row, hours since 1970
     rows_written  in files that are whole or will be
@@ -101,6 +104,8 @@ class TableFiles:
         self._engine_id = engine_id
         self._schema = table.arrow()
         self._rows: list[tuple[Any, ...]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._waiting = 0
         self._file: _OpenFile | None = None
         self._hour = hour
         self.rows_written = 0
@@ -112,15 +117,18 @@ class TableFiles:
         """Take a row of `hour` (hours since 1970). Raises OSError when rows were lost; they are counted."""
         self._hour = hour
         self._rows.append(row)
-        if len(self._rows) >= self._table.group_rows:
-            self._write_group()
+        self._waiting += 1
+        if len(self._rows) >= BATCH_ROWS:
+            self._batch()
+            if self._waiting >= self._table.group_rows:
+                self._write_group()
 
     def finish(self, *, even_empty: bool = False) -> None:
         """Write what waits and give the file its name. Raises OSError when rows were lost; they are counted.
 
         even_empty  make a file without rows when this table never had one, so that queries find its columns
         """
-        if self._rows or (even_empty and self._file is None and not self.files):
+        if self._waiting or (even_empty and self._file is None and not self.files):
             self._write_group()
         file, self._file = self._file, None
         if file is None:
@@ -133,22 +141,36 @@ class TableFiles:
             raise
         self.files += 1
 
+    @property
+    def rows_waiting(self) -> int:
+        """Rows in memory."""
+        return self._waiting
+
+    def _batch(self) -> None:
+        if self._rows:
+            self._batches.append(record_batch(self._rows, self._schema))
+            self._rows = []
+
     def _write_group(self) -> None:
-        rows, self._rows = self._rows, []
+        import pyarrow as pa
+
+        self._batch()
+        group = pa.Table.from_batches(self._batches, self._schema)
+        self._batches, self._waiting = [], 0
         try:
             if self._file is None:
                 self._file = _OpenFile(self._new_path(), self._schema)
-            self._file.write(arrow_table(rows, self._schema))
+            self._file.write(group)
         except OSError:
-            self.rows_lost += len(rows)
+            self.rows_lost += group.num_rows
             if self._file is not None:
                 self.rows_written -= self._file.rows
                 self.rows_lost += self._file.rows
                 self._file.give_up()
                 self._file = None
             raise
-        self._file.rows += len(rows)
-        self.rows_written += len(rows)
+        self._file.rows += group.num_rows
+        self.rows_written += group.num_rows
 
     def _new_path(self) -> Path:
         """A name that no file has: a second one of the same hour, after a loss, has a number."""
@@ -203,14 +225,12 @@ class _OpenFile:
             raise self._file.last_error or OSError(f"{self._path}: not written")
 
 
-def arrow_table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    """Rows as a table. Raises ArrowInvalid for a value that its column cannot hold."""
+def record_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows, at least one, as columns. Raises ArrowInvalid for a value that its column cannot hold."""
     import pyarrow as pa
 
-    if not rows:
-        return schema.empty_table()
     arrays = [pa.array(values, type=kind.type) for values, kind in zip(zip(*rows, strict=True), schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _part(path: Path) -> Path:

@@ -73,7 +73,7 @@ def test_memory_holds_at_most_one_row_group(tmp_path: Path) -> None:
     files = TableFiles(tmp_path, LOCKS, "engine", hour=HOUR)
     for seq in range(3 * LOCKS.group_rows):
         files.add(lock(seq), HOUR)
-        assert len(files._rows) < LOCKS.group_rows
+        assert files.rows_waiting < LOCKS.group_rows
 
 
 def test_a_table_without_rows_has_a_file_with_its_columns(tmp_path: Path) -> None:
