@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -81,6 +81,15 @@ def cause(*causes: Cause) -> Callable[[RequestTransitioned], bool]:
 
 def moved(*causes: str) -> Callable[[PagesMoved], bool]:
     return lambda event: event.cause in causes
+
+
+#: Rows that decode need a page each in the same step.
+SMALL_PAGES: Final[dict[str, object]] = {"page_size": 1, "num_pages": 24 * 16}
+
+
+def grown(event: PagesMoved) -> bool:
+    """One claim that serves several rows."""
+    return len(event.owners) > 4
 
 
 def _held_then_evicted(event: PagesMoved) -> Sequence[AnyEvent]:
@@ -284,6 +293,25 @@ lie("INV-PAGE-02", "a claim for nobody's row", PagesMoved, moved("claim"), owner
 swap("INV-PAGE-02", "the same pages claimed twice", PagesMoved, moved("claim"), lambda e: (e, e))
 lie("INV-PAGE-02", "half a page id", PagesMoved, moved("claim"), pages=b"\1\0")
 lie("INV-PAGE-02", "pages beyond the pool", PagesMoved, moved("claim"), pages=b"\xff\x7f\x00\x00")
+lie("INV-PAGE-02", "rows of pages that are freed", PagesMoved, moved("free"), owners=lambda e: bytes(len(e.pages)))
+for _name, _change in (
+    ("from where no page is", lambda e: replace(e, source="evictable")),
+    ("of nobody's row", lambda e: replace(e, owners=e.owners[:-4] + b"\xb8\x0b\0\0")),
+    ("of a row below 0", lambda e: replace(e, owners=e.owners[:-4] + b"\xff" * 4)),
+    ("of a row too few", lambda e: replace(e, owners=e.owners[:-4])),
+    ("with an owner beside the rows", lambda e: replace(e, owner="r:0")),
+    ("under each other's rows", lambda e: replace(e, owners=e.owners[4:] + e.owners[:4])),
+    ("beyond the pool", lambda e: replace(e, pages=e.pages[:-4] + b"\xff\x7f\0\0")),
+    ("by one page twice", lambda e: replace(e, pages=e.pages[:-4] + e.pages[:4])),
+):
+    FAULTS.append(
+        Fault(
+            "INV-PAGE-02",
+            f"growth {_name}",
+            edit=_once(PagesMoved, grown, lambda e, change=_change: (change(e),)),
+            settings=SMALL_PAGES,
+        )
+    )
 swap(
     "INV-PAGE-03",
     "a claimed page made evictable in the same commit",
