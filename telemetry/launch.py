@@ -169,6 +169,8 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
         print(f"  sglang   {url}/metrics/sglang")
     if instance.journal is not None:
         print(f"  journal  {instance.journal.path}")
+    if command.parquet is not None:
+        print(f"  tables   {command.parquet}")
     if command.traces.endpoint is not None:
         print(f"  traces   {command.traces.endpoint} (OTLP, {command.traces.protocol})")
     print(f"  checker  {instance.checking.words()}")
