@@ -61,8 +61,8 @@ are derived from them, as `/metrics` is.
 A journal of 73 MB (135,000 events, 24,600 steps) becomes 392,000 rows in 6 MiB. Written live, an event costs a thread
 of its own about 30 µs, and the engine what any listener behind a queue costs it. Memory holds one row group of each
 table. A disk that is full for a while costs nothing; one that stays full costs the rows of that hour, which are
-counted (`telemetry_errors_total{{component="parquet"}}`, and the log says how many), never a request. A process that is killed
-leaves the hour it was writing as `.part` files, which nothing can read: export that hour from the journal.
+counted (`telemetry_errors_total{{component="parquet"}}`, and the log says how many), never a request. A process that is
+killed leaves the hour it was writing as `.part` files, which nothing can read: export that hour from the journal.
 """
 
 
