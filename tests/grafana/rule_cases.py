@@ -48,12 +48,13 @@ def _burns(short: str, name: str) -> tuple[Case, ...]:
     fast, slow = f"Admitscope{short}SLOBurn", f"Admitscope{short}SLOSlowBurn"
     bad_for_five_minutes = _objective(name, "0+10x54 541+1x5", "0+10x60")
     cases = (
-        _fires("nine of ten are late", fast, "10m", _objective(name, "0+1x60", "0+10x60")),
+        _fires("half are late", fast, "10m", _objective(name, "0+5x60", "0+10x60")),
         _silent("not held for two minutes yet", fast, "2m", _objective(name, "0+1x60", "0+10x60")),
         _silent("the hour before was good", fast, "1h", bad_for_five_minutes),
         _silent("a tenth is late: for the slow one", fast, "1h", _objective(name, "0+9x60", "0+10x60")),
         _silent("nobody asked", fast, "1h", _objective(name, "5x60", "90x60")),
         _fires("a tenth is late", slow, "1h", _objective(name, "0+9x60", "0+10x60")),
+        _silent("the hours before were good", slow, "6h", _objective(name, "0+10x330 3308+8x29", "0+10x360")),
         _silent("two of a hundred are late", slow, "1h", _objective(name, "0+98x60", "0+100x60")),
     )
     return tuple(case._replace(interval=MINUTES) for case in cases)
@@ -64,7 +65,7 @@ _QUIET: Final = {'requests{state="decode"}': "0x80", 'requests{state="waiting"}'
 _BEATS: Final = {"heartbeat_timestamp_seconds": "0+15x80"}
 _HELD: Final = {'kv_pages{state="private"}': "3x80", 'kv_pages{state="protected"}': "1x80"}
 
-CASES: Final = (
+_CASES: Final = (
     _fires(
         "a law broke",
         "AdmitscopeInvariantViolation",
@@ -89,13 +90,17 @@ CASES: Final = (
         "others are admitted",
         "AdmitscopeStarvation",
         "4m",
-        {"waiting_oldest_seconds": "0+15x40", 'admissions_total{reason="admitted_whole"}': "0+5x40"},
+        {"waiting_oldest_seconds": "35x40", 'admissions_total{reason="admitted_whole"}': "0+5x40"},
     ),
     _silent(
         "nobody is admitted",
         "AdmitscopeStarvation",
         "4m",
-        {"waiting_oldest_seconds": "0+15x40", 'admissions_total{reason="kv_total_exhausted"}': "0+5x40"},
+        {
+            "waiting_oldest_seconds": "35x40",
+            'admissions_total{reason="kv_total_exhausted"}': "0+5x40",
+            'admissions_total{reason="admitted_whole"}': "5x40",
+        },
     ),
     _silent(
         "a short wait",
@@ -103,7 +108,7 @@ CASES: Final = (
         "4m",
         {"waiting_oldest_seconds": "25x40", 'admissions_total{reason="admitted_whole"}': "0+5x40"},
     ),
-    _fires("no heartbeat", "AdmitscopeStuck", "3m", {"heartbeat_timestamp_seconds": "0+15x4 60x40"} | _QUIET),
+    _fires("no heartbeat", "AdmitscopeStuck", "2m", {"heartbeat_timestamp_seconds": "0+15x4 60x40"} | _QUIET),
     _fires("no work done", "AdmitscopeStuck", "5m", _BEATS | _BUSY | {'steps_total{kind="decode"}': "0+9x4 36x76"}),
     _fires(
         "idle steps only",
@@ -114,10 +119,10 @@ CASES: Final = (
     _silent("nothing to do", "AdmitscopeStuck", "5m", _BEATS | _QUIET | {'steps_total{kind="decode"}': "36x80"}),
     _silent("at work", "AdmitscopeStuck", "5m", _BEATS | _BUSY | {'steps_total{kind="decode"}': "0+9x80"}),
     _fires(
-        "two for each that ends",
+        "one for two that end",
         "AdmitscopeRetractStorm",
         "6m",
-        {'retractions_total{cause="kv_now"}': "0+2x40", 'requests_finished_total{finish_reason="stop"}': "0+1x40"},
+        {'retractions_total{cause="kv_now"}': "0+2x40", 'requests_finished_total{finish_reason="stop"}': "0+4x40"},
     ),
     _silent(
         "many, and very many end",
@@ -155,6 +160,16 @@ CASES: Final = (
             "kv_pages_capacity": "100x80",
         },
     ),
+    _silent(
+        "not of late",
+        "AdmitscopeReservationTooLarge",
+        "15m",
+        {
+            'pass_ends_total{reason="kv_total_exhausted"}': "9x80",
+            'kv_pages{state="free"}': "40x80",
+            "kv_pages_capacity": "100x80",
+        },
+    ),
     _fires("a sink drops", "AdmitscopeTelemetryLoss", "5m", {'telemetry_dropped_total{sink="journal"}': "0+1x40"}),
     _silent("it dropped once", "AdmitscopeTelemetryLoss", "8m", {'telemetry_dropped_total{sink="journal"}': "0 5x40"}),
     _fires(
@@ -181,7 +196,11 @@ CASES: Final = (
         "no steps",
         "AdmitscopeCheckerSilent",
         "5m",
-        {'invariant_checks_total{group="page"}': "7x40", 'steps_total{kind="idle"}': "0+9x40"},
+        {
+            'invariant_checks_total{group="page"}': "7x40",
+            'steps_total{kind="idle"}': "0+9x40",
+            'steps_total{kind="decode"}': "9x40",
+        },
     ),
     _silent(
         "checks",
@@ -190,7 +209,29 @@ CASES: Final = (
         {'invariant_checks_total{group="page"}': "0+70x40", 'steps_total{kind="decode"}': "0+9x40"},
     ),
     _fires("gone", "AdmitscopeDown", "2m", {'up{job="admitscope"}': "1x4 0x20"}, job="admitscope"),
-    _silent("one scrape missed", "AdmitscopeDown", "1m15s", {'up{job="admitscope"}': "1x3 0 1x20"}),
+    _silent("one scrape missed", "AdmitscopeDown", "1m", {'up{job="admitscope"}': "1x3 0 1x20"}),
+)
+#: The series that fire an alert, looked at when it is true already and was not for long enough.
+_TOO_SOON: Final = {
+    "AdmitscopeKVIdleResidue": "45s",
+    "AdmitscopeStarvation": "30s",
+    "AdmitscopeStuck": "1m45s",
+    "AdmitscopeRetractStorm": "2m",
+    "AdmitscopeTTFTSLOSlowBurn": "10m",
+    "AdmitscopeQueueSLOSlowBurn": "10m",
+    "AdmitscopeReservationTooLarge": "4m",
+    "AdmitscopeTelemetryLoss": "1m30s",
+    "AdmitscopeTTFTUnexplained": "8m",
+    "AdmitscopeCheckerSilent": "1m",
+}
+CASES: Final = (
+    *_CASES,
+    *(
+        next(case for case in _CASES if case.alert == alert and case.labels is not None)._replace(
+            why="not for long enough yet", at=at, labels=None
+        )
+        for alert, at in _TOO_SOON.items()
+    ),
 )
 
 
