@@ -7,11 +7,10 @@ waiting at most 64 steps after it ended: a timeline keeps the last 256 of a requ
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from engine.events import (
@@ -67,13 +66,6 @@ _DONE_READERS: Final = _readers(TABLES["steps"])[_DONE_AT:]
 _NOT_DONE: Final = (None,) * len(_DONE_READERS)
 
 
-def _by_owner(event: PagesMoved) -> Iterable[PagesMoved]:
-    """A claim of several rows as one move for each of them."""
-    if not event.owners:
-        return (event,)
-    return [replace(event, owner=owner, pages=pages, owners=b"") for owner, pages in event.parts()]
-
-
 class RowMaker:
     """Makes the rows of one engine's events and hands them to `put`.
 
@@ -110,7 +102,7 @@ class RowMaker:
             self._completed(event)
         elif isinstance(event, PagesMoved) and event.owners:
             for owner, pages in event.parts():
-                self._fact(msgspec.structs.replace(event, pages=pages, owner=owner, owners=b""), event.t_ns)
+                self._fact(replace(event, pages=pages, owner=owner, owners=b""), event.t_ns)
         else:
             self._fact(event, event.t_ns)
         if isinstance(event, RequestArrived) and (before := self._ended.pop(event.rid, None)) is not None:
@@ -121,8 +113,7 @@ class RowMaker:
 
     def _fact(self, event: Any, t_ns: int) -> None:
         kind = type(event)
-        for each in _by_owner(event) if kind is PagesMoved else (event,):
-            self._put(_TABLE_OF[kind], (*self._head(t_ns), *[read(each) for read in _READERS[kind]]))
+        self._put(_TABLE_OF[kind], (*self._head(t_ns), *[read(event) for read in _READERS[kind]]))
 
     def _planned(self, plan: StepPlanned) -> None:
         self._plans[plan.step] = plan

@@ -48,7 +48,6 @@ LEFT_OUT: Final = {
     "page_keys": "counted as num_page_keys; the keys themselves serve a replay only",
     "PagesMovedRecord.owners": "a claim for several rows becomes one row for each owner",
     "new_page_key": "serves a replay only",
-    "owners": "a claim of several rows becomes one row of the table for each, with its `owner`",
     "OutcomePart.head32_key": "serves a replay only; `requests` has the key of the prompt",
 }
 #: Prefix of the columns that a part becomes.
