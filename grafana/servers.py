@@ -44,6 +44,12 @@ def find(name: str) -> str:
     return found
 
 
+def _ends_with_parent() -> tuple[str, ...]:
+    """Words before a command that have Linux end it when the thread that starts it is gone, even after SIGKILL."""
+    program = shutil.which("setpriv")
+    return () if program is None else (program, "--pdeathsig", "TERM", "--")
+
+
 class Server:
     """One running server; use as a context manager. `url` is where it answers, `log` what it said."""
 
@@ -53,7 +59,11 @@ class Server:
         with log.open("wb") as file:
             # A session of its own: the terminal's Ctrl-C reaches the caller, who ends both in order.
             self.process = subprocess.Popen(  # noqa: S603 - a program of PACKAGES with arguments made here
-                list(command), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+                [*_ends_with_parent(), *command],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:

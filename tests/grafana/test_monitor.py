@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,25 @@ def test_it_scrapes_tells_alerts_and_leaves_nothing(monitored: Monitor, folder: 
     for url in (monitored.prometheus, monitored.alertmanager):
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/-/ready", trust_env=False)
+
+
+@needs("prometheus", "prometheus-alertmanager")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs Debian's util-linux: apt-get install")
+def test_nothing_outlives_a_monitor_that_was_killed(folder: Path) -> None:
+    monitor = Monitor("http://127.0.0.1:1", folder)
+    said = "\n".join(monitor.lines)
+    monitor.process.kill()
+    monitor.process.communicate()
+    assert "No engine answers at http://127.0.0.1:1 yet" in said
+
+    def answers(url: str) -> bool:
+        try:
+            return httpx.get(f"{url}/-/ready", trust_env=False).status_code > 0
+        except httpx.TransportError:
+            return False
+
+    for url in (monitor.prometheus, monitor.alertmanager):
+        wait_for(lambda url=url: not answers(url), lambda url=url: f"{url} still answers")
 
 
 @needs("prometheus", "prometheus-alertmanager")
