@@ -250,7 +250,7 @@ def test_a_step_that_breaks_between_writes_kills_the_engine(monkeypatch: pytest.
     def broken(*_args: object, **_kwargs: object) -> int:
         raise RuntimeError("disk on fire")
 
-    monkeypatch.setattr(type(run.kv), "extend_each", broken)
+    monkeypatch.setattr(type(run.kv), "evict_until_free", broken)
     with pytest.raises(RuntimeError, match="disk on fire"):
         run.step()
     assert run.engine.is_dead
