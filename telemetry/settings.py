@@ -32,6 +32,8 @@ from telemetry.spans.config import TraceConfig
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
 ENV_DELIMITER: Final = "__"
+#: Seconds of the longest stretch that can be asked for: a hundred years.
+_MAX_S: Final = 3_153_600_000
 #: Of the dashboard, where an engine's address and key are: names that `serve` leaves alone.
 CLIENT_NAMES: Final = frozenset({"ADMITSCOPE_URL", "ADMITSCOPE_API_KEY"})
 
@@ -195,9 +197,9 @@ class ExportCommand(_Command):
     """First step of the trace. Unset: from the start."""
     to_step: int | None = Field(None, ge=0)
     """Last step of the trace. Unset: to the end."""
-    from_s: float | None = Field(None, ge=0)
+    from_s: float | None = Field(None, ge=0, le=_MAX_S)
     """The trace begins so many seconds after the engine's start."""
-    to_s: float | None = Field(None, ge=0)
+    to_s: float | None = Field(None, ge=0, le=_MAX_S)
     """It ends so many seconds after the engine's start."""
     rid: tuple[str, ...] = ()
     """Show this request only; may be given several times."""
@@ -213,7 +215,7 @@ class ExportCommand(_Command):
             raise ValueError("a stretch is told in steps or in seconds, not in both")
         for unit, (first, last) in (("step", steps), ("s", seconds)):
             if first is not None and last is not None and last < first:
-                raise ValueError(f"--to-{unit} is {last}; it is not before --from-{unit}, which is {first}")
+                raise ValueError(f"--to-{unit} is {last}; it must not be before --from-{unit}, which is {first}")
         return self
 
 

@@ -20,6 +20,7 @@ from engine.scheduler.plan import StepKind
 from telemetry.export.parquet_files import ExportError
 from telemetry.export.source import Enough, Heard, Survey, Told, feed, survey
 from telemetry.export.trace_file import TraceFile
+from telemetry.journal_reader import segment_files
 from telemetry.observe import PAGE_STATES
 from telemetry.schema import LineUnion
 from telemetry.settings import ExportCommand
@@ -91,6 +92,7 @@ def window_of(command: ExportCommand, found: Survey) -> Window:
 
 def export_trace(command: ExportCommand, path: Path, *, spill: int = 100_000) -> Trace:
     """Write the trace of `command.journal` to `path`. Raises JournalError, ExportError, UnknownRid."""
+    _refuse_precious(command.journal, path)
     found = survey(command.journal, from_step=command.from_step or 0, to_step=command.to_step)
     window = window_of(command, found)
     try:
@@ -105,6 +107,17 @@ def export_trace(command: ExportCommand, path: Path, *, spill: int = 100_000) ->
         raise ExportError(f"perfetto={str(path)!r}: {error.strerror or error}") from error
     trace.entries, trace.requests, trace.steps = file.entries, sink.requests, sink.steps
     return trace
+
+
+def _refuse_precious(journal: Path, path: Path) -> None:
+    """Raise ExportError where the trace would take the place of its own journal, or of a device or a pipe."""
+    try:
+        if any(path.exists() and path.samefile(file) for file in segment_files(journal)):
+            raise ExportError(f"perfetto={str(path)!r}: is a file of the journal that is read: choose another name")
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ExportError(f"perfetto={str(path)!r}: is no regular file, and would be replaced: choose another name")
+    except OSError as error:
+        raise ExportError(f"perfetto={str(path)!r}: {error.strerror or error}") from error
 
 
 class TraceSink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
 from decimal import Decimal
@@ -317,9 +318,11 @@ def test_windows_that_the_record_does_not_have_are_named(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--from-step", "5", "--to-step", "4"], 2, "--to-step is 4; it is not before --from-step, which is 5"),
+        (["--from-step", "5", "--to-step", "4"], 2, "--to-step is 4; it must not be before --from-step, which is 5"),
         (["--from-step", "5", "--to-s", "4"], 2, "in steps or in seconds"),
         (["--from-step", "-1"], 2, "--from-step"),
+        (["--from-s", "1e300"], 2, "--from-s: Input should be less than or equal to 3153600000; got '1e300'"),
+        (["--to-s", "1e300"], 2, "--to-s: Input should be less than or equal to 3153600000; got '1e300'"),
         (["--rid", "nobody"], 1, "rid='nobody'"),
     ],
 )
@@ -333,6 +336,19 @@ def test_the_command_names_what_is_wrong(
 def test_a_place_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--perfetto", "/nosuch/t.json", str(JOURNAL)]) == 2
     assert "perfetto='/nosuch/t.json': No such file or directory" in capsys.readouterr().err
+
+
+def test_a_trace_takes_the_place_of_no_journal_and_of_no_device(tmp_path: Path) -> None:
+    """The trace is moved to its name: that would end the journal it is read from, or, as root, /dev/null."""
+    journal, other, pipe = tmp_path / "run.jsonl.gz", tmp_path / "other.jsonl.gz", tmp_path / "pipe"
+    journal.write_bytes(JOURNAL.read_bytes())
+    other.symlink_to(journal)
+    os.mkfifo(pipe)
+    for path, said in ((journal, "a file of the journal"), (other, "a file of the journal"), (pipe, "no regular file")):
+        with pytest.raises(ExportError, match=rf"perfetto='{re.escape(str(path))}': is {said}"):
+            export_trace(ExportCommand(journal=journal, perfetto=path), path)
+    assert journal.read_bytes() == JOURNAL.read_bytes()
+    assert pipe.is_fifo()
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
