@@ -112,6 +112,8 @@ def _explain_live(command: ExplainCommand) -> int:
     with LiveSource(command.journal, os.environ.get("ADMITSCOPE_API_KEY")) as source:
         try:
             explanation = source.explain(command.rid)
+            if explanation is None:
+                source.status()  # raises where no engine is: "unknown" would be said of any web server
         except SourceError as error:
             print(f"admitscope: {error}", file=sys.stderr)
             return 1

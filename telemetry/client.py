@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
 
+from engine.errors import ConfigError
 from telemetry.observe import (
     OBSERVE_VERSION,
     EngineStatus,
@@ -30,6 +31,7 @@ from telemetry.observe import (
 )
 
 _A = TypeVar("_A", bound=Head)
+_MAX_PORT: Final = 65_535
 
 
 class SourceError(Exception):
@@ -76,7 +78,7 @@ class Source(Protocol):
 
 
 class LiveSource:
-    """A running engine, by its base URL. Safe to share between threads.
+    """A running engine, by its base URL. Safe to share between threads. Raises ConfigError for what is no such URL.
 
     timeout_s  for one answer, connect included; dashboards want a short one
     """
@@ -89,6 +91,7 @@ class LiveSource:
         timeout_s: float = 2.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        refuse_odd(url)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self.url = url.rstrip("/")
         self._client = httpx.Client(
@@ -185,3 +188,18 @@ class LiveSource:
 
     def _unavailable(self, message: str) -> SourceUnavailable:
         return SourceUnavailable(message, last_contact_wall_s=self._last_contact)
+
+
+def refuse_odd(url: str) -> None:
+    """Raise ConfigError for what no request could be sent to: said once, before the first one."""
+    try:
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")
+        # httpx takes a port that no socket has, modulo 65,536.
+        is_odd = parsed.scheme not in {"http", "https"} or not parsed.host or not 0 < (parsed.port or 80) <= _MAX_PORT
+    except (httpx.InvalidURL, UnicodeError):
+        is_odd = True
+    if is_odd or parsed.query or parsed.fragment:
+        raise ConfigError(
+            f"url={url[:200]!r}: must look like http://host:port, port at most {_MAX_PORT}, no ? and no #"
+        )

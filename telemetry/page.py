@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Final
 
 from engine.errors import ConfigError
+from telemetry.client import refuse_odd
 from telemetry.ports import PortTaken, free_port
 from telemetry.settings import DashboardCommand
 
@@ -36,6 +37,7 @@ def run_page(command: DashboardCommand) -> int:
     """Show the page until Ctrl-C or SIGTERM. Raises ConfigError when it cannot start."""
     if not APP.exists():
         raise ConfigError(f"{APP} is missing: the dashboard is not part of this installation")
+    refuse_odd(command.url)
     port = free_port(command.host, command.port)
     if command.port not in {0, port}:
         if not command.pick_port:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import importlib.metadata
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -37,6 +40,9 @@ def test_the_installed_command_is_this_one() -> None:
         (["demo", "--duration", "inf"], "--duration"),
         (["dashboard", "--port", "99999"], "--port"),
         (["dashboard", "notaurl"], "notaurl"),
+        (["dashboard", "http://127.0.0.1:abc"], "url='http://127.0.0.1:abc'"),
+        (["top", "--once", "http://127.0.0.1:abc"], "url='http://127.0.0.1:abc'"),
+        (["explain", "http://", "r1"], "url='http://'"),
     ],
 )
 def test_faults_are_lines_on_stderr_and_status_2(
@@ -101,3 +107,14 @@ def test_the_page_answers_and_ends_with_its_command(tmp_path: Path) -> None:
         assert child.stop(20) == 0
     with bind_listener("127.0.0.1", port):
         pass  # nobody is left on the port
+
+
+def test_a_web_server_that_is_no_engine_is_not_said_to_lack_a_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert cli.main(["explain", f"http://127.0.0.1:{server.server_port}", "r1"]) == 1
+        server.shutdown()
+    assert "is this an admitscope engine?" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine.clock import MonotonicClock
+from engine.errors import ConfigError
 from telemetry.client import BadQuestion, LiveSource, Source, SourceUnavailable
 from telemetry.observe import OBSERVE_VERSION, EngineStatus
 from telemetry.read_api import create_router
@@ -74,6 +75,16 @@ def test_nobody_there_is_unavailable_and_was_never_reached() -> None:
         source.status()
     assert caught.value.last_contact_wall_s is None
     assert "127.0.0.1:9" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http://x:abc", "http://x:99999", "http://[::1", "http://...", "http://x?a=1", "http://x#a", "ftp://x",
+     "http://x\n", "http://" + "a" * 70_000],
+)  # fmt: skip
+def test_what_is_no_url_of_an_engine_is_said_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^url='.*': must look like http://host:port, port at most 65535"):
+        LiveSource(url)
 
 
 def _source(answer: Callable[[httpx.Request], httpx.Response]) -> LiveSource:
