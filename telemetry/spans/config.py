@@ -33,9 +33,9 @@ class TraceConfig(BaseModel):
     """Share of ordinary requests whose trace is kept. Errors, aborts, retracted, late and long ones always are."""
     max_traces_per_s: float = Field(50.0, gt=0, le=10_000)
     """Traces of requests that may leave per second, on average; what is beyond is counted, not sent."""
-    ttft_objective_s: float = Field(1.0, gt=0)
+    ttft_objective_s: float = Field(1.0, gt=0, le=86_400)
     """A first token later than this keeps the trace."""
-    gap_objective_s: float = Field(0.25, gt=0)
+    gap_objective_s: float = Field(0.25, gt=0, le=86_400)
     """A token that comes later than this after the one before it keeps the trace, and is an event on it."""
 
     @field_validator("endpoint")

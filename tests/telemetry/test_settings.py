@@ -116,6 +116,8 @@ def test_words_for_nothing_and_for_policies() -> None:
             ["scheduler.chunked_prefill_size=8", "cache.page_size=64"],
         ),
         (["--server.host", "0.0.0.0"], ["server.host='0.0.0.0'", "server.api_key"]),
+        (["--traces.ttft-objective-s", "1e300"], ["--traces.ttft-objective-s", "86400", "'1e300'"]),
+        (["--traces.gap-objective-s", "1e300"], ["--traces.gap-objective-s", "86400", "'1e300'"]),
     ],
 )
 def test_a_value_out_of_range_names_field_value_and_limit(flags: list[str], parts: list[str]) -> None:
