@@ -41,6 +41,8 @@ _INPUTS: Final = (RequestArrived, AbortRequested, StepPlanned, StepCompleted, En
 _EVENTS: Final = msgspec.json.Decoder(AnyEvent)
 #: First version whose decode steps tell the claims of all their rows as one move.
 _CLAIMS_TOGETHER_SINCE: Final = 2
+#: As `cache.num_pages` allows: an altered number would ask for all memory there is.
+_MAX_PAGES: Final = 2**24
 
 
 class Diverged(Exception):
@@ -204,13 +206,17 @@ class Driver:
 
 def _config(started: EngineStarted, path: Path) -> EngineConfig:
     """The parts of the recorded configuration that decide anything."""
-    recorded: dict[str, Any] = msgspec.json.decode(started.config)
+    if not 1 <= started.num_pages <= _MAX_PAGES:
+        raise JournalError(f"{path}: the recorded num_pages is {started.num_pages}; 1 to {_MAX_PAGES} are possible")
     try:
+        recorded = msgspec.json.decode(started.config, type=dict[str, dict[str, Any]])
         scheduler = SchedulerConfig.model_validate(recorded["scheduler"] | _capacity(started))
         cache = CacheConfig.model_validate(recorded["cache"] | {"page_size": started.page_size})
         return EngineConfig(scheduler=scheduler, cache=cache)
     except KeyError as error:
         raise JournalError(f"{path}: the recorded configuration has no section {error}") from error
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"{path}: the recorded configuration cannot be read: {error}") from error
     except ValidationError as error:
         raise JournalError(f"{path}: this version cannot take the recorded configuration: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
@@ -19,6 +20,8 @@ from engine.config import Policy
 from engine.events import ResponseSent
 from engine.request import Cause
 from telemetry.buffered import BufferedSink
+from telemetry.check import check
+from telemetry.export.source import feed
 from telemetry.journal import JournalError, JournalSink, segment_path
 from telemetry.replay import render, replay
 
@@ -286,6 +289,18 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path, recorded: Any, numbered
         other = write(tmp_path / f"{wrong}.jsonl", [numbered.started(config)])
         with pytest.raises(JournalError, match=wrong):
             replay(other)
+    for field, value, wrong in (
+        ("config", "{", "cannot be read: Input data was truncated"),
+        ("config", "null", "cannot be read: Expected `object`, got `null`"),
+        ("config", '{"scheduler":5}', "cannot be read: Expected `object`, got `int`"),
+        ("num_pages", -5, "num_pages is -5; 1 to 16777216"),
+        ("num_pages", 10**12, "num_pages is 1000000000000; 1 to 16777216"),
+    ):
+        started = msgspec.json.encode(msgspec.json.decode(lines[1]) | {field: value})
+        target.write_bytes(b"".join([lines[0], started + b"\n", *lines[2:40]]))
+        for command in (replay, check, lambda journal: feed(journal, lambda _: None)):
+            with pytest.raises(JournalError, match=re.escape(wrong)):
+                command(target)
     target.write_bytes(b"".join([*lines[:40], b"{nonsense\n", *lines[40:]]))
     with pytest.raises(JournalError, match=r"late\.jsonl:41"):
         replay(target)
