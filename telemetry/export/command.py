@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from telemetry.export.parquet_sink import ParquetSink, parquet_folder
-from telemetry.export.source import Enough, Heard, Told, feed, survey
+from telemetry.export.source import Enough, Heard, Told, feed, named_values, survey
 from telemetry.settings import ExportCommand
 
 
@@ -26,11 +26,11 @@ def run_export(command: ExportCommand) -> int:
             f"{len(sink.tables)} tables, {_mib(size)}"
         )
     if command.perfetto is not None:
-        from telemetry.export.perfetto import UnknownRid, export_trace
+        from telemetry.export.perfetto import DiskRefused, UnknownRid, export_trace
 
         try:
             trace = export_trace(command, command.perfetto)
-        except UnknownRid as error:
+        except (UnknownRid, DiskRefused) as error:
             _say(f"admitscope: {error}", to_stderr=True)
             return 1
         _notes(trace.told)
@@ -57,11 +57,12 @@ def write_tables(journal: Path, folder: Path) -> tuple[Told, ParquetSink]:
             fault.append(error)
             raise Enough from None
 
-    told = feed(journal, hear)
-    try:
-        sink.close()
-    except OSError as error:
-        fault.append(error)
+    with named_values(journal):
+        told = feed(journal, hear)
+        try:
+            sink.close()
+        except OSError as error:
+            fault.append(error)
     if fault:
         raise fault[0]
     return told, sink

@@ -148,9 +148,13 @@ def recorded_tables(folder: Path) -> Path:
 def main(words: list[str]) -> int:
     """Answer for a folder, or write both pages."""
     if words:
-        with connect(Path(words[0])) as connection:
-            for recipe in RECIPES:
-                print(f"{recipe.question}\n{ask(connection, recipe).markdown()}\n")  # noqa: T201
+        try:
+            with connect(Path(words[0])) as connection:
+                for recipe in RECIPES:
+                    print(f"{recipe.question}\n{ask(connection, recipe).markdown()}\n")  # noqa: T201
+        except ConfigError as error:
+            print(f"cookbook: {error}", file=sys.stderr)  # noqa: T201
+            return 2
         return 0
     with tempfile.TemporaryDirectory() as folder:
         COOKBOOK.write_text(cookbook(recorded_tables(Path(folder))), encoding="utf-8")

@@ -10,6 +10,7 @@ engine's start. A window cuts what reaches over its ends; `clipped_from_ms` then
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Final
 from engine.events import AnyEvent, EngineStarted, RequestArrived, StepCompleted, StepPlanned
 from engine.scheduler.plan import StepKind
 from telemetry.export.parquet_files import ExportError
-from telemetry.export.source import Enough, Heard, Survey, Told, feed, survey
+from telemetry.export.source import Enough, Heard, Survey, Told, feed, named_values, survey
 from telemetry.export.trace_file import TraceFile
 from telemetry.journal_reader import segment_files
 from telemetry.observe import PAGE_STATES
@@ -39,10 +40,15 @@ LEDGERS: Final = (
 )
 _NO_RATE: Final = 1e12
 _SECOND: Final = 1_000_000_000
+_OF_THE_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class UnknownRid(ExportError):
     """A request that was asked for is not in the record."""
+
+
+class DiskRefused(ExportError):
+    """The trace could be begun, but not written whole."""
 
 
 @dataclass
@@ -91,12 +97,15 @@ def window_of(command: ExportCommand, found: Survey) -> Window:
 
 
 def export_trace(command: ExportCommand, path: Path, *, spill: int = 100_000) -> Trace:
-    """Write the trace of `command.journal` to `path`. Raises JournalError, ExportError, UnknownRid."""
+    """Write the trace of `command.journal` to `path`. Raises JournalError, ExportError, UnknownRid, DiskRefused."""
     _refuse_precious(command.journal, path)
     found = survey(command.journal, from_step=command.from_step or 0, to_step=command.to_step)
     window = window_of(command, found)
     try:
-        with TraceFile(path, {"journal": command.journal.name, "start_ns": found.start_ns}, spill=spill) as file:
+        with (
+            named_values(command.journal),
+            TraceFile(path, {"journal": command.journal.name, "start_ns": found.start_ns}, spill=spill) as file,
+        ):
             sink = TraceSink(file, window, start_ns=found.start_ns, expects_responses=found.has_responses)
             trace = Trace(told=feed(command.journal, sink.hear))
             sink.close()
@@ -104,7 +113,8 @@ def export_trace(command: ExportCommand, path: Path, *, spill: int = 100_000) ->
                 raise UnknownRid(f"rid={min(unknown)!r}: the journal has no such request up to the window's end")
             trace.bytes = file.finish()
     except OSError as error:
-        raise ExportError(f"perfetto={str(path)!r}: {error.strerror or error}") from error
+        kind = DiskRefused if error.errno in _OF_THE_DISK else ExportError
+        raise kind(f"perfetto={str(path)!r}: {error.strerror or error}") from error
     trace.entries, trace.requests, trace.steps = file.entries, sink.requests, sink.steps
     return trace
 

@@ -6,8 +6,9 @@ the record is heard alone: counted refusals are then handed over as their own li
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,15 @@ from telemetry.schema_journal import EventsMissingRecord, RefusalsFoldedRecord
 
 Heard = AnyEvent | RefusalsFoldedRecord | EventsMissingRecord
 Hear = Callable[[Heard], None]
+
+
+@contextlib.contextmanager
+def named_values(path: Path) -> Iterator[None]:
+    """Raise JournalError for a value that no engine writes and no export can hold: an altered journal has such."""
+    try:
+        yield
+    except (ValueError, ArithmeticError) as error:
+        raise JournalError(f"{path}: a value in it cannot be exported: {error}") from error
 
 
 class Enough(Exception):
