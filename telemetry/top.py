@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from telemetry.client import Source, SourceError, SourceUnavailable
+from telemetry.client import BadQuestion, Source, SourceError, SourceUnavailable
 from telemetry.explain_words import amount, span
 from telemetry.observe import EngineStatus, QueueAnswer, QueueEntry, RequestRow, RequestsAnswer
 from telemetry.settings import TopCommand, TopSort
@@ -146,6 +146,15 @@ def run_top(command: TopCommand, source: Source, console: Console) -> int:
             console.print(f"admitscope: {error}", style="red", highlight=False)
             return 1
         return 0
+    try:
+        _look_on(command, source, console)
+    except BadQuestion as error:  # it will be refused again: another version of the engine, or none at all
+        console.print(f"admitscope: {error}", style="red", highlight=False)
+    return 1
+
+
+def _look_on(command: TopCommand, source: Source, console: Console) -> NoReturn:
+    """Frame after frame. Raises BadQuestion."""
     last: Reading | None = None
     seen_at = time.monotonic()
     with Live(console=console, screen=True, auto_refresh=False) as live:

@@ -91,6 +91,15 @@ def test_a_lost_engine_is_said_once_and_the_last_table_marked(tmp_path: Path) ->
             Reading.of(gone)
 
 
+def test_a_question_that_is_refused_is_not_asked_for_ever() -> None:
+    """An engine of another version, or another server, may answer 400."""
+    out = io.StringIO()
+    transport = httpx.MockTransport(lambda _: httpx.Response(400, json={}))
+    with LiveSource("http://engine", transport=transport) as source:
+        assert run_top(TopCommand(url="http://engine"), source, Console(file=out, width=100)) == 1
+    assert "admitscope: refused with 400" in out.getvalue()
+
+
 @pytest.mark.parametrize(
     "words",
     [
