@@ -101,7 +101,8 @@ class Listeners:
     def close(self) -> None:
         """After the engine thread has ended: write what waits."""
         self.checking.close()
-        for queue in self.queues:
+        # Files first: a collector that does not answer takes seconds, in which a second signal may end the process.
+        for queue in sorted(self.queues, key=lambda queue: queue.stats().component == "spans"):
             queue.close()
         if self._request_log is not None:
             self._request_log.close()

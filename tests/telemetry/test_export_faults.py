@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import json
 import resource
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.config import ExecutorConfig
+from engine.llm_engine import EngineRequest
+from engine.sampling_params import SamplingParams
 from telemetry.cli import main
 from telemetry.export.cookbook import main as cookbook_main
+from telemetry.export.parquet_schema import TABLES
+from telemetry.launch import build_instance
+from telemetry.settings import ServeCommand
+from telemetry.spans.config import TraceConfig
 
 RECORDED = Path(__file__).parent / "data" / "cookbook.jsonl.gz"
 
@@ -65,3 +75,39 @@ def test_a_disk_that_refuses_is_status_1(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_cookbook_names_a_folder_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cookbook_main([str(tmp_path)]) == 2
     assert f"cookbook: {tmp_path}: no tables of an export" in capsys.readouterr().err
+
+
+def test_tables_are_written_before_a_collector_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
+    """Whoever waits for it longer than they like ends the process with a second signal."""
+    answers = threading.Event()
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            answers.wait(60)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        traces = TraceConfig(endpoint=f"http://127.0.0.1:{collector.server_port}", sample_ratio=1.0)
+        executor = ExecutorConfig(kind="simulated")
+        instance = build_instance(ServeCommand(executor=executor, journal=None, parquet=tmp_path, traces=traces))
+        params = SamplingParams(max_new_tokens=4)
+        instance.engine.add_request(EngineRequest(rid="r1", prompt_ids=tuple(range(1, 41)), params=params))
+        while instance.engine.has_work:
+            instance.engine.step()
+        closing = threading.Thread(target=instance.close)
+        closing.start()
+        deadline = time.monotonic() + 8  # the exporter gives up after ten
+        while len(list(tmp_path.glob("*/*.parquet"))) < len(TABLES) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        written = len(list(tmp_path.glob("*/*.parquet")))
+        assert closing.is_alive(), "the collector was not waited for"
+        answers.set()
+        closing.join()
+        collector.shutdown()
+    assert written == len(TABLES)
