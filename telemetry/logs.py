@@ -96,6 +96,11 @@ def set_up(log_format: LogFormat, level: int = logging.INFO) -> Correlation:
         handler.addFilter(correlation)
         if log_format == "json":
             handler.setFormatter(JsonFormatter())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        # Whoever has run uvicorn with its own logging before: its lines come out like all others.
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
     if log_format == "json":
         # What would print by itself: a warning, and an exception that nobody caught.
         logging.captureWarnings(True)

@@ -103,7 +103,7 @@ def test_ctrl_c_ends_everything_with_a_summary(demo: Callable[..., subprocess.Po
     children = descendants(process)
     assert len(children) == 2
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=180)  # what was accepted is finished, however slow the machine is
     said += out
     assert process.returncode == 0, said
     assert "cut short by Ctrl-C" in said or "0 failed" in said

@@ -356,6 +356,7 @@ def test_a_half_closed_client_that_then_leaves_is_noticed(serve: Any, stream: bo
         connection.shutdown(socket.SHUT_WR)
         until(lambda: live.observer.received == 1, "arrival")
         time.sleep(0.1)
+    until(lambda: live.observer.disconnects == 1, "the server's notice")
     live.executor.gate.set()
     until(lambda: ends_of(live), "the end of the request")
     assert list(ends_of(live).values()) == [["abort"]]
