@@ -63,6 +63,8 @@ def feed(path: Path, hear: Hear) -> Told:
                 f"from step {divergence.step} on a replay decides otherwise ({divergence.why}): {folded} refusals that "
                 "the journal only counts are in refusals_folded, and waiting under them counts as `order`"
             )
+        if divergence is not None and (lost := heard.last_seq + 1 - heard.events - folded - heard.missing) > 0:
+            told.notes.append(f"{lost} events up to seq {heard.last_seq} are in no line of the journal")
     if heard.fault is not None:
         raise heard.fault
     told.events = heard.events

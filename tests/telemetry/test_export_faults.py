@@ -53,6 +53,18 @@ def test_a_value_that_no_engine_writes_is_named(
     assert f"admitscope: {journal}: a value in it cannot be exported: " in capsys.readouterr().err
 
 
+def test_lines_that_were_taken_out_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = gzip.decompress(RECORDED.read_bytes()).splitlines(keepends=True)
+    journal, out = tmp_path / "run.jsonl", tmp_path / "out"
+    events = [number for number, line in enumerate(lines[:400]) if line.startswith(b'{"type":"PagesMoved"')]
+    journal.write_bytes(b"".join(line for number, line in enumerate(lines[:400]) if number not in events[:3]))
+    assert main(["export", "--perfetto", str(out), str(journal)]) == 0
+    assert "note: 3 events up to seq " in capsys.readouterr().out
+    journal.write_bytes(b"".join(lines[:400]))
+    assert main(["export", "--perfetto", str(out), str(journal)]) == 0
+    assert "note: " not in capsys.readouterr().out
+
+
 @pytest.fixture
 def small_files() -> Iterator[None]:
     """No file may grow beyond 24 KiB: a write answers EFBIG."""
