@@ -79,6 +79,7 @@ def run(command: Command) -> int:
         case ExportCommand():
             from telemetry.export.command import run_export
 
+            _say_which_run(command.journal)
             return run_export(command)
         case DashboardCommand():
             from telemetry.page import run_page
@@ -97,6 +98,7 @@ def _explain(command: ExplainCommand) -> int:
 
     if command.journal.startswith(("http://", "https://")):
         return _explain_live(command)
+    _say_which_run(Path(command.journal))
     try:
         explanation = explain(Path(command.journal), command.rid)
     except UnknownRequest as error:
@@ -104,6 +106,15 @@ def _explain(command: ExplainCommand) -> int:
         return 1
     print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text())
     return 0
+
+
+def _say_which_run(journal: Path) -> None:
+    """A folder may hold several runs, of which the newest is read: whoever reads the answer must know."""
+    from telemetry.journal_reader import runs_in
+
+    runs = runs_in(journal) if journal.is_dir() else []
+    if len(runs) > 1:
+        print(f"admitscope: {journal} holds {len(runs)} runs; this is the newest, {runs[-1]}", file=sys.stderr)
 
 
 def _explain_live(command: ExplainCommand) -> int:
@@ -138,6 +149,7 @@ def _check(command: CheckCommand) -> int:
     from telemetry.check import check
     from telemetry.check_report import render
 
+    _say_which_run(command.journal)
     report = check(
         command.journal,
         until_step=command.until_step,
@@ -153,6 +165,7 @@ def _replay(command: ReplayCommand) -> int:
     from telemetry.replay import replay
     from telemetry.replay_report import render
 
+    _say_which_run(command.journal)
     report = replay(command.journal)
     print(report.model_dump_json(indent=1) if command.json_output else render(report))
     return report.exit_code

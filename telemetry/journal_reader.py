@@ -55,13 +55,18 @@ def first_file(path: Path) -> Path:
     Raises JournalError when a folder has none.
     """
     if _asked(path, path.is_dir):
-        names = {_without_gz(file).name for file in (*path.glob("*.jsonl"), *path.glob("*.jsonl.gz"))}
-        first = sorted(name for name in names if not _LATER_SEGMENT.search(name))
+        first = runs_in(path)
         if not first:
             raise JournalError(f"{path}: no journal (*.jsonl) in this folder")
         return path / first[-1]
     plain = _without_gz(path)
     return plain.with_name(_LATER_SEGMENT.sub("", plain.name))
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Names of the first files of all journals in `folder`, oldest first; none when it is no folder."""
+    names = {_without_gz(file).name for file in (*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz"))}
+    return sorted(name for name in names if not _LATER_SEGMENT.search(name))
 
 
 def segment_files(path: Path) -> tuple[Path, ...]:

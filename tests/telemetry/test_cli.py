@@ -56,6 +56,20 @@ def test_faults_are_lines_on_stderr_and_status_2(
     assert all(line.startswith("admitscope: ") for line in err.splitlines())
 
 
+def test_of_several_runs_in_a_folder_the_one_that_is_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = (Path(__file__).parent / "data" / "explained.jsonl.gz").read_bytes()
+    for name in ("20230101.jsonl.gz", "20240101.jsonl.gz"):
+        (tmp_path / name).write_bytes(recorded)
+    for words in (["replay", str(tmp_path)], ["check", str(tmp_path)], ["explain", str(tmp_path), "r0"]):
+        cli.main(words)
+        assert f"{tmp_path} holds 2 runs; this is the newest, 20240101.jsonl" in capsys.readouterr().err
+    (tmp_path / "20230101.jsonl.gz").unlink()
+    assert cli.main(["replay", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_reader_that_has_seen_enough_is_no_fault(tmp_path: Path) -> None:
     """`admitscope --help | head -1` must not end in a traceback."""
     script = f"{sys.executable} -m telemetry.cli serve --help | head -1"
