@@ -48,7 +48,7 @@ def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
         ],
     )
     # The dash tells the two lines apart without colour; points show slots whose neighbours observed nothing.
-    line = base.mark_line(strokeWidth=1.8, interpolate="monotone").encode(
+    line = base.mark_line(strokeWidth=1.8, interpolate="linear").encode(
         strokeDash=alt.StrokeDash(
             "quantile:N", scale=alt.Scale(domain=["p99", "p50"], range=[[5, 3], [1, 0]]), legend=None
         )

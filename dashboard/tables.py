@@ -67,7 +67,7 @@ def queue_table(queue: pd.DataFrame, total: int, colours: Palette) -> Table:
         note=_of(len(rows), total, "waiting"),
         empty=(
             "Nobody waits",
-            "Every request that came was admitted at once. Send more at a time to see why some wait.",
+            "The queue is empty at this moment. Send more at a time to see why some wait.",
         ),
         filter="Filter, or an id and Enter",
     )

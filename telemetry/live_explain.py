@@ -80,7 +80,7 @@ def _waits(timeline: Timeline) -> list[str]:
         behind = ""
         if stretch.blocker == "order" and stretch.reason is not None:
             at = f" at {stretch.who_stopped}" if stretch.who_stopped else ""
-            behind = f" (it ended{at}: {stretch.reason})"
+            behind = f" (the last one ended{at}: {stretch.reason})"
         why = _MEANING[stretch.blocker] + behind
         over = f", over {times(stretch.passes, 'pass', 'passes')}" if stretch.passes else ""
         lines.append(f"It waited {_span(took)}{over}, because {why}.")
@@ -120,7 +120,8 @@ def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...]) -> list[
     if timeline.waits and timeline.waits[-1].blocker == entry.blocker:
         stretch = timeline.waits[-1]
         held = _span((stretch.end_ns - stretch.start_ns) / 1e9)
-        lines.append(f"That has held it for {held}, over {times(stretch.passes, 'pass', 'passes')}.")
+        over = f", over {times(stretch.passes, 'pass', 'passes')}" if stretch.passes else ""
+        lines.append(f"That has held it for {held}{over}.")
     if ahead:
         more = f" and {len(ahead) - _AHEAD_SHOWN} more" if len(ahead) > _AHEAD_SHOWN else ""
         lines.append(f"Ahead of it: {', '.join(ahead[:_AHEAD_SHOWN])}{more}.")

@@ -105,8 +105,7 @@ class QueueWatch:
         t_ns = event.t_ns
         self.advance(t_ns)
         if not self.waiting:
-            self.passes += 1
-            self.last_pass, self.last_pass_step = end, event.step
+            self._note_pass(end, event.step)
             return
         refused: dict[str, tuple[int, Reason]] = {}
         for decision in decisions:
@@ -122,10 +121,16 @@ class QueueWatch:
                 self._set(self.waiting[rid], ORDER, None, t_ns)
         for rid, (blocker, reason) in refused.items():
             self._set(self.waiting[rid], blocker, reason, t_ns)
-        self.passes += 1
-        self.last_pass, self.last_pass_step = end, event.step
+        self._note_pass(end, event.step)
         self._refused = dict.fromkeys(refused)
         self._newcomers = {rid: None for rid in late if rid in self.waiting}
+
+    def _note_pass(self, end: PassEnd, step: int) -> None:
+        """A step that skips its pass makes none; and a full flag only repeats what an earlier pass found."""
+        self.passes += end.stop != "skipped"
+        if end.stopped_by is not Reason.FULL_FLAG_SET or self.last_pass is None:
+            self.last_pass = end
+        self.last_pass_step = step
 
     def _add_stopper(self, end: PassEnd, refused: dict[str, tuple[int, Reason]]) -> None:
         """The request at which the pass ended without an examination: no row, or the full flag, or a spent budget."""

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from telemetry.client import BadQuestion, Source, SourceError, SourceUnavailable
+from telemetry.client import Source, SourceError, SourceUnavailable
 from telemetry.explain_words import amount, span
 from telemetry.observe import EngineStatus, QueueAnswer, QueueEntry, RequestRow, RequestsAnswer
 from telemetry.settings import TopCommand, TopSort
@@ -58,33 +58,51 @@ def _key(sort: TopSort) -> Callable[[tuple[RequestRow, QueueEntry | None, float]
     return key
 
 
+#: Columns with the width of terminal from which there is room for them, and whether they are numbers.
+_COLUMNS: Final = (
+    ("#", 0, True),
+    ("request", 0, False),
+    ("state", 0, False),
+    ("age", 0, True),
+    ("prompt", 130, True),
+    ("cached", 150, True),
+    ("out", 110, True),
+    ("TTFT", 140, True),
+    ("worst gap", 160, True),
+    ("retr", 160, True),
+    ("passed", 130, True),
+    ("why it waits: need of have", 0, False),
+)
+
+
 def frame(
-    reading: Reading, *, sort: TopSort = "place", limit: int = 40, stale_s: float | None = None
+    reading: Reading,
+    *,
+    sort: TopSort = "place",
+    limit: int = 40,
+    stale_s: float | None = None,
+    width: int = 200,
 ) -> RenderableType:
-    """One frame: the head line, the table, and how many rows are not shown."""
+    """One frame: the head line, the table, and how many rows are not shown.
+
+    width  of the terminal, in characters: a narrow one gets fewer columns, never a cut request id
+    """
     status = reading.status
     entries = {entry.rid: entry for entry in reading.queue.entries}
     now_s = status.t_wall_s + status.heartbeat_age_s
     items = [(row, entries.get(row.rid), max(0.0, now_s - row.accepted_wall_s)) for row in reading.requests.live]
     items.sort(key=_key(sort))
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    for name, style, right in (
-        ("#", "dim", True),
-        ("request", "", False),
-        ("state", "", False),
-        ("age", "", True),
-        ("prompt", "", True),
-        ("cached", "", True),
-        ("out", "", True),
-        ("TTFT", "", True),
-        ("worst gap", "", True),
-        ("retr", "", True),
-        ("passed", "", True),
-        ("why it waits: need of have", "", False),
-    ):
-        table.add_column(name, style=style, justify="right" if right else "left", no_wrap=True)
+    shown = [wanted <= width for _, wanted, _ in _COLUMNS]
+    for name, wanted, right in _COLUMNS:
+        if wanted <= width:
+            # An id is what `explain` asks for: it is folded, not cut.
+            whole = name in {"request", "why it waits: need of have"}
+            table.add_column(
+                name, justify="right" if right else "left", no_wrap=not whole, overflow="fold" if whole else "ellipsis"
+            )
     for row, entry, age_s in items[:limit]:
-        table.add_row(
+        cells: tuple[RenderableType, ...] = (
             str(entry.position) if entry is not None else "",
             row.rid,
             Text(row.state, style={"waiting": "yellow", "retracted": "red", "decode": "green"}.get(row.state, "")),
@@ -98,6 +116,7 @@ def frame(
             str(entry.times_passed_over or "") if entry is not None else "",
             _why(entry) if entry is not None else "",
         )
+        table.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
     parts: list[RenderableType] = [_head(status, stale_s), table]
     if len(items) > limit:
         parts.append(Text(f"{len(items) - limit} more; --limit shows them", style="dim"))
@@ -138,19 +157,30 @@ def _seconds(value: float | None) -> str:
 
 
 def run_top(command: TopCommand, source: Source, console: Console) -> int:
-    """Show frames until Ctrl-C; one frame with `--once`. Returns the exit status: 1 when nothing could be read."""
+    """Show frames until Ctrl-C; one frame with `--once`. Returns the exit status: 1 when nothing could be read.
+
+    What is no terminal gets one table after another, and the first question must be answered: a file fills for nobody.
+    """
     if command.once:
         try:
-            console.print(frame(Reading.of(source), sort=command.sort, limit=command.limit))
+            console.print(_frame(command, console, Reading.of(source)))
         except SourceError as error:
             console.print(f"admitscope: {error}", style="red", highlight=False)
             return 1
         return 0
     try:
-        _look_on(command, source, console)
-    except BadQuestion as error:  # it will be refused again: another version of the engine, or none at all
+        if console.is_terminal:
+            _look_on(command, source, console)
+        while True:
+            console.print(_frame(command, console, Reading.of(source)))
+            time.sleep(command.interval_s)
+    except SourceError as error:  # a question that is refused will be refused again
         console.print(f"admitscope: {error}", style="red", highlight=False)
     return 1
+
+
+def _frame(command: TopCommand, console: Console, reading: Reading, stale_s: float | None = None) -> RenderableType:
+    return frame(reading, sort=command.sort, limit=command.limit, stale_s=stale_s, width=console.width)
 
 
 def _look_on(command: TopCommand, source: Source, console: Console) -> NoReturn:
@@ -160,12 +190,11 @@ def _look_on(command: TopCommand, source: Source, console: Console) -> NoReturn:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                last, seen_at, stale = Reading.of(source), time.monotonic(), None
-                shown: RenderableType = frame(last, sort=command.sort, limit=command.limit)
+                last, seen_at = Reading.of(source), time.monotonic()
+                shown: RenderableType = _frame(command, console, last)
             except SourceUnavailable as error:
-                stale = time.monotonic() - seen_at
                 shown = Text(f"{error}; trying again", style="red")
                 if last is not None:
-                    shown = frame(last, sort=command.sort, limit=command.limit, stale_s=stale)
+                    shown = _frame(command, console, last, stale_s=time.monotonic() - seen_at)
             live.update(shown, refresh=True)
             time.sleep(command.interval_s)

@@ -50,7 +50,7 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             while not source.status().running:
                 pass  # the others come to a pass that has no row: of one that gives it away they would hear "2 of 1"
             threads += [hold(url, number) for number in range(1, 4)]
-            while not (source.status().waiting == 3 and source.queue().entries[-1].passes_waited):
+            while not (source.status().waiting == 3 and source.queue().entries[-1].blocker == "order"):
                 pass
             reading = Reading.of(source)
             text = shown(frame(reading))
@@ -60,6 +60,11 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             lines = [line for line in text.splitlines() if "cmpl-" in line]
             assert [line.split()[0] for line in lines[:3]] == ["0", "1", "2"], "in the order of the queue"
             assert "decode" in lines[3]
+            for width in (80, 100, 120, 200):
+                narrow = shown(frame(reading, width=width), width=width).replace("\n", "")
+                folded = narrow.replace(" ", "")
+                assert all(row.rid[-8:] in folded for row in reading.requests.live), "an id is folded, not cut"
+                assert "…" not in narrow
             by_prompt = shown(frame(reading, sort="prompt", limit=2))
             assert "2 more" in by_prompt
             last = reading.queue.entries[-1].rid
@@ -70,7 +75,7 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             said = capsys.readouterr().out
             assert "It is waiting now, at place 2" in said
             assert f"Ahead of it: {reading.queue.entries[0].rid}, {reading.queue.entries[1].rid}." in said
-            assert "over" in said
+            assert "That has held it for" in said
             assert main(["explain", url, last, "--json"]) == 0
             assert f'"rid": "{last}"' in capsys.readouterr().out
             assert main(["explain", url, reading.queue.entries[0].rid]) == 0
