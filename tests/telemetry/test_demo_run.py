@@ -20,15 +20,20 @@ pytestmark = pytest.mark.model
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "telemetry.cli", "demo", *flags],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "COLUMNS": "160"},
-    )
+    # A shell that runs the tests in the background has Ctrl-C ignored, and a child inherits what is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "telemetry.cli", "demo", *flags],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "COLUMNS": "160"},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
