@@ -9,6 +9,7 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +66,23 @@ def test_lines_that_were_taken_out_are_noted(tmp_path: Path, capsys: pytest.Capt
     assert "note: " not in capsys.readouterr().out
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file may grow beyond 24 KiB: a write answers EFBIG."""
+    """No file may grow beyond 24 KiB: a write answers EFBIG. Not for a whole test: the runner writes to a file too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 1024, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("form", ["--parquet", "--perfetto"])
 def test_a_disk_that_refuses_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     out = tmp_path / "out"
-    assert main(["export", form, str(out), str(RECORDED)]) == 1
+    with small_files():
+        status = main(["export", form, str(out), str(RECORDED)])
+    assert status == 1
     assert f"{form[2:]}={str(out)!r}: " in (said := capsys.readouterr().err)
     assert "File too large" in said
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")], "something half-written is left"

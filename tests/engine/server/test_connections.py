@@ -252,7 +252,7 @@ def test_a_crowd_is_cut_without_a_word(serve: Any) -> None:
 
 
 def test_a_client_that_reads_a_byte_a_minute_is_cut_counted_and_holds_up_nobody(serve: Any) -> None:
-    live = serve(context=8192, cache={"num_pages": 600}, server={"send_timeout_s": 1.0})
+    live = serve(context=8192, cache={"num_pages": 600}, server={"send_timeout_s": 3.0})
     body = WORDY | {"max_tokens": 4000, "stream": True}
     with connected(live, receive_buffer=4096) as slow:
         slow.sendall(request(body))
