@@ -175,7 +175,7 @@ def admission(
         planned = cpu_ns() - began
         assert len(plan.prefills) == candidates, f"{len(plan.prefills)} of {candidates} admitted: {plan.pass_end}"
         recording = _TimedRecords(rig.scheduler.publisher)
-        rig.scheduler.publisher = recording  # type: ignore[assignment]  # a proxy
+        rig.scheduler.publisher = recording  # a proxy
         rig.scheduler.commit(plan)
         admits.append((planned + recording.spent_ns) / candidates)
 

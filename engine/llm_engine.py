@@ -264,7 +264,7 @@ class LLMEngine:
         launched = self._clock.now_ns()
         try:
             return self._executor.execute(batch), launched
-        except Exception as error:
+        except Exception as error:  # whatever a model raises ends its step only
             self.last_failure = error
             report_failure(plan.step, error)
             return None, launched

@@ -198,7 +198,7 @@ class InvariantChecker:
             yield
         except InvariantViolation:
             raise
-        except Exception as error:  # as in `emit`
+        except Exception as error:  # as in `emit`: a fault of the checker must not stop a server
             if self.on_violation == "raise":
                 raise
             self._note_internal(error)

@@ -183,7 +183,7 @@ class EvidenceRecorder:
                 shutil.rmtree(partial)
                 return "full"
             partial.rename(target)
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no half bundle
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self._left -= size

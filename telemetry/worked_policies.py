@@ -144,7 +144,7 @@ def _steps_until_long(**scheduler: object) -> tuple[int | None, int]:
     world = World(
         schedule_policy=Policy.SHORTEST_PREFILL_FIRST,
         prefill_max_requests=1,
-        **scheduler,  # type: ignore[arg-type]
+        **scheduler,  # type: ignore[arg-type]  # keywords of SchedulerConfig
     )
     world.add("long", 300, max_new=1)
     for step in range(1, 13):

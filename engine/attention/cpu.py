@@ -90,7 +90,13 @@ class CpuBackend:
         for i in np.flatnonzero(qo_lens > 1).tolist():
             self._pieces.append(self._piece(metadata, i, int(qo_lens[i]), int(seq_lens[i])))
 
-    def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layer: int) -> torch.Tensor:  # noqa: ARG002
+    def run(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        layer: int,  # noqa: ARG002 - of the protocol: the caches given are this layer's
+    ) -> torch.Tensor:
         """Attention of every row: q [R, Hq, D], caches [num_pages, page_size, Hkv, D] -> [R, Hq, D]."""
         num_pages, page_size, kv_heads, head_dim = k_cache.shape
         heads = q.shape[1]

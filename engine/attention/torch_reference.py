@@ -26,7 +26,13 @@ class TorchReferenceBackend:
         """Keep the batch description for the layers of this step."""
         self._metadata = metadata
 
-    def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layer: int) -> torch.Tensor:  # noqa: ARG002
+    def run(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        layer: int,  # noqa: ARG002 - of the protocol: the caches given are this layer's
+    ) -> torch.Tensor:
         """Attention of every row: q [R, Hq, D] -> [R, Hq, D] in q's type."""
         meta = self._metadata
         if meta is None:

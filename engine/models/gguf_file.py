@@ -55,7 +55,7 @@ class GgufFile:
         self._at = 0
         try:
             self.metadata, self.tensors = self._read_header()
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave the file mapped
             self._map.close()
             raise
 
@@ -99,7 +99,7 @@ class GgufFile:
             return raw.view("<f2").reshape(shape).astype(np.float32)
         try:
             values = dequantize(raw.reshape(*shape[:-1], -1), kind)
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # how the gguf package says that it cannot
             raise ModelFormatError(f"{self.path}: tensor {name} has type {kind.name}: not supported") from error
         return np.ascontiguousarray(values.reshape(shape), dtype=np.float32)
 

@@ -60,6 +60,6 @@ def _pack(weight: torch.Tensor) -> Any:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         probe = torch.zeros(1, weight.shape[1], dtype=weight.dtype)
         torch.ops.mkldnn._linear_pointwise.default(probe, packed, None, "none", [], "")
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # each: this build lacks it
         return None
     return packed

@@ -61,6 +61,6 @@ class EntryQueue(ABC):
     def _leave_order(self, entry: Entry, *, is_arrival: bool) -> None:
         """Take an entry that leaves out of the order."""
 
-    def _stands(self, entry: Entry) -> bool:  # noqa: ARG002 - the orders say
+    def _stands(self, entry: Entry) -> bool:  # noqa: ARG002 - subclasses look at it
         """Whether the entry's standing hangs on nobody who left or moved since the last pass."""
         return True

@@ -38,7 +38,7 @@ class LimitedConnection(H11Protocol):
     limits: ClassVar[ServerConfig]
     observer: ClassVar[FrontEndObserver]
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Take a place, or refuse: at the first request while few are being refused, else at once."""
         super().connection_made(transport)
         self._head_timer: asyncio.TimerHandle | None = None
@@ -186,7 +186,7 @@ class LimitedConnection(H11Protocol):
 
     # -- a client that has closed its sending side ---------------------------------------------------------------------
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn answers None, asyncio asks for bool
         """No more will be sent. True keeps the connection for the answer to a request that is complete.
 
         A client that left says the same. Only what is written to it tells the two apart: a connection that is gone

@@ -151,9 +151,9 @@ def main(words: list[str]) -> int:
         try:
             with connect(Path(words[0])) as connection:
                 for recipe in RECIPES:
-                    print(f"{recipe.question}\n{ask(connection, recipe).markdown()}\n")  # noqa: T201
+                    print(f"{recipe.question}\n{ask(connection, recipe).markdown()}\n")  # noqa: T201 - the program's answer
         except ConfigError as error:
-            print(f"cookbook: {error}", file=sys.stderr)  # noqa: T201
+            print(f"cookbook: {error}", file=sys.stderr)  # noqa: T201 - the program's answer
             return 2
         return 0
     with tempfile.TemporaryDirectory() as folder:

@@ -42,8 +42,7 @@ class CountingExporter(SpanExporter):
         """Hand a batch over and count it."""
         try:
             result = self._exporter.export(spans)
-        except Exception:
-            # A fault of the exporter loses a batch, which must be counted, not the thread that exports.
+        except Exception:  # whatever an exporter raises loses its batch, which is counted, not the thread
             self.failed += len(spans)
             return SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:

@@ -75,7 +75,7 @@ class Virtual:
             config, num_pages=scenario["config"]["kv_pool_tokens"] // self.page_size, sink=NullSink()
         )
         # Recorded single passes hold requests that intake would clip or refuse.
-        self.scheduler.largest_output = lambda prompt_len: 1 << 40  # type: ignore[method-assign]
+        self.scheduler.largest_output = lambda prompt_len: 1 << 40
         self.scheduler.state.record_order = True
         self.scheduler.state.processed_tokens = scenario["config"].get("processed_tokens") or 0
         ratio = scenario["config"].get("new_token_ratio")

@@ -166,7 +166,7 @@ def test_fr_31_quantiles_from_buckets_are_near_what_was_observed(name: str, low:
     for value, times in ((low, 97), (high, 3)):
         sink._books.observe(cell, round(value * metric.scale), times)
     sink._publish(0)
-    samples = Scraped.scrape(_Only(sink))  # type: ignore[arg-type]
+    samples = Scraped.scrape(_Only(sink))
     if metric.label is not None:
         samples = {
             (sample, tuple(pair for pair in labels if pair[0] == "le")): count

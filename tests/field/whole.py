@@ -83,7 +83,7 @@ def whole(folder: Path | None = None, *, step_ms: float = 0.0, **sections: dict[
     executor = {"kind": "simulated", "simulated_step_ms": step_ms}
     server = {"port": 0, "drain_timeout_s": 1.0} | sections.pop("server", {})
     cache = {"num_pages": 256} | sections.pop("cache", {})
-    command = ServeCommand(executor=executor, server=server, cache=cache, journal=folder, **sections)  # type: ignore[arg-type]
+    command = ServeCommand(executor=executor, server=server, cache=cache, journal=folder, **sections)
     made = Script(command.engine_config())
     instance = build_instance(command, executor=made)
     uvicorn_server = build_server(instance.app, command.server, instance.engine_thread)

@@ -32,7 +32,7 @@ def _each_step(then: Callable[[LLMEngine], None]) -> None:
             then(self)
         return original(self)
 
-    LLMEngine.step = step  # type: ignore[method-assign]
+    LLMEngine.step = step
 
 
 def _once(then: Callable[[LLMEngine], None]) -> Callable[[LLMEngine], None]:
@@ -75,7 +75,7 @@ def residue() -> None:
             return
         original(self, pages, source, target, owner=owner, cause=cause)
 
-    PagePool.move = move  # type: ignore[method-assign]
+    PagePool.move = move
 
 
 def stuck() -> None:
@@ -87,7 +87,7 @@ def stuck() -> None:
             time.sleep(3600)
         return original(self, batch)
 
-    SimulatedExecutor.execute = execute  # type: ignore[method-assign]
+    SimulatedExecutor.execute = execute
 
 
 def claim() -> None:
@@ -105,8 +105,8 @@ def silence() -> None:
     def fail(self: InvariantChecker, *_: Any) -> None:
         raise RuntimeError("the checker is out of order")
 
-    InvariantChecker.emit = fail  # type: ignore[method-assign]
-    InvariantChecker.audit = fail  # type: ignore[method-assign]
+    InvariantChecker.emit = fail
+    InvariantChecker.audit = fail
 
 
 FAULTS: Final[dict[str, Callable[[], None]]] = {

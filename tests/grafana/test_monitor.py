@@ -175,10 +175,10 @@ def test_addresses_of_engines() -> None:
 
 @pytest.mark.parametrize("panel", SHOWN, ids=[panel.title for panel in SHOWN])
 def test_links_carry_queries_that_parse(panel: object) -> None:
-    link = graph("http://p", *(target.expr for target in panel.targets))  # type: ignore[attr-defined]
+    link = graph("http://p", *(target.expr for target in panel.targets))
     asked = urllib.parse.parse_qs(urllib.parse.urlsplit(link).query)
-    assert len(asked) == 3 * len(panel.targets)  # type: ignore[attr-defined]
-    for number in range(len(panel.targets)):  # type: ignore[attr-defined]
+    assert len(asked) == 3 * len(panel.targets)
+    for number in range(len(panel.targets)):
         promql_parser.parse(asked[f"g{number}.expr"][0])
     assert "$" not in link
     assert "instance" not in link

@@ -59,6 +59,6 @@ def test_a_new_data_source_is_one_that_the_boards_and_exemplars_know() -> None:
     sources = {one["uid"]: one for one in yaml.safe_load(file.read_text(encoding="utf-8"))["datasources"]}
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     for source in sources.values():
-        assert re.match(r"http://(\w+):\d+$", source["url"])[1] in services  # type: ignore[index]
+        assert re.match(r"http://(\w+):\d+$", source["url"])[1] in services
     for destination in sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]:
         assert destination["datasourceUid"] in sources

@@ -126,7 +126,7 @@ def test_a_part_that_is_left_out_finds_nothing() -> None:
 )
 def test_bad_arguments_are_named(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        InvariantChecker(**arguments)  # type: ignore[arg-type]
+        InvariantChecker(**arguments)
 
 
 def test_record_mode_survives_a_claim_it_cannot_follow() -> None:
@@ -134,7 +134,7 @@ def test_record_mode_survives_a_claim_it_cannot_follow() -> None:
     for event in recorded():
         checker.emit(event)
         last = event
-    broken = PagesMoved(last.seq + 1, last.step, last.t_ns, b"\1\0\0\0", "free", "private", None, "claim")  # type: ignore[arg-type]
+    broken = PagesMoved(last.seq + 1, last.step, last.t_ns, b"\1\0\0\0", "free", "private", None, "claim")
     checker.emit(broken)
     # Claims are judged together, with the next event that asks where pages are; that one is judged nevertheless.
     checker.emit(StepCompleted(last.seq + 2, last.step, last.t_ns, last.kind, (), last.times, False, (0,) * 4, 9, 9))
@@ -148,7 +148,7 @@ def test_record_mode_survives_a_stream_it_cannot_follow() -> None:
     for event in events:
         checker.emit(event)
     last = events[-1]
-    broken = PagesMoved(last.seq + 1, last.step, last.t_ns, b"\1\0\0\0", "private", "evictable", None, "insert")  # type: ignore[arg-type]
+    broken = PagesMoved(last.seq + 1, last.step, last.t_ns, b"\1\0\0\0", "private", "evictable", None, "insert")
     checker.emit(broken)
     assert checker.internal_errors == 1
     assert checker.last_internal_error is not None

@@ -63,7 +63,7 @@ def config(**changes: object) -> EngineConfig:
         "schedule_conservativeness": 0.05,
         "clip_max_new_tokens": 4,
     }
-    return engine_config(**(settings | changes))  # type: ignore[arg-type]
+    return engine_config(**(settings | changes))
 
 
 def workload(run: CoreRun) -> None:

@@ -50,7 +50,7 @@ class Rig:
             self.ended.append(request)
             told(request)
 
-        self.metrics.on_finished = on_finished  # type: ignore[method-assign]
+        self.metrics.on_finished = on_finished
         self.engine = LLMEngine(
             config,
             executor=SimulatedExecutor(config),
@@ -120,7 +120,7 @@ def test_readings_are_not_compared_before_the_start_or_inside_a_step() -> None:
         if type(event).__name__ == "StepPlanned":
             asked.append(rig.checker.audit_readings(readings_of(rig.metrics)))
 
-    rig.metrics.emit = within  # type: ignore[method-assign]
+    rig.metrics.emit = within
     rig.step()
     assert asked == [False]
 

@@ -34,8 +34,7 @@ def recorded(path: Path, fault: Fault | None = None) -> Path:
             fault.engine(run, patch)
         try:
             workload(run)
-        except Exception:
-            # What a broken engine ends with is not the matter here: its record is.
+        except Exception:  # what a broken engine ends with is not the matter here: its record is
             assert fault is not None
         sink.close()
     return path

@@ -72,7 +72,7 @@ def test_an_exception_is_told_by_kind_and_place_and_in_its_own_words_only_when_t
     one = record("failed")
     try:
         raise error
-    except Exception as raised:  # whatever was given
+    except Exception as raised:  # the parametrised error
         one.exc_info = (type(raised), raised, raised.__traceback__)
     told = shown(one)["exception"]
     assert told["type"] == type(error).__name__
@@ -83,7 +83,7 @@ def test_an_exception_is_told_by_kind_and_place_and_in_its_own_words_only_when_t
 
 def test_a_line_that_names_a_request_gets_its_trace() -> None:
     correlation = Correlation()
-    correlation.trace_of = {"r1": TRACE}.get  # type: ignore[assignment]
+    correlation.trace_of = {"r1": TRACE}.get
     for one, trace in ((record("a", rid="r1"), TRACE), (record("a", rid="r1", trace_id="given"), "given")):
         assert correlation.filter(one)
         assert shown(one)["trace_id"] == trace

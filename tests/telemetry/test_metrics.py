@@ -38,7 +38,7 @@ class Scraped:
         self.clock = VirtualClock()
         self.sink = MetricsSink(clock=self.clock, expects_responses=expects_responses)
         self.exposition = Exposition(self.sink)
-        self.run = TimedRun(config or engine_config(), self.sink)  # type: ignore[arg-type]
+        self.run = TimedRun(config or engine_config(), self.sink)
 
     def scrape(self) -> Samples:
         self.clock.advance_ns(max(self.run.now_ns - self.clock.now_ns(), 0))

@@ -199,6 +199,6 @@ def test_the_endpoint_may_name_its_path() -> None:
         ("http://h:1/otlp/v1/traces", "http://h:1/otlp/v1/traces"),
     ):
         exporter = otlp_exporter(endpoint, "http")
-        assert exporter._endpoint == wanted  # type: ignore[attr-defined]  # the only place it is kept
+        assert exporter._endpoint == wanted  # the only place it is kept
         exporter.shutdown()
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in os.environ

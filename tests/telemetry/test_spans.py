@@ -55,7 +55,7 @@ def started(
 ) -> tuple[TimedRun, SpanSink, Collected]:
     output = Collected()
     options = {"sample_ratio": 1.0, "max_traces_per_s": 1e9, **rule}
-    sink = SpanSink(output, expects_responses=responses, **options)  # type: ignore[arg-type]
+    sink = SpanSink(output, expects_responses=responses, **options)
     return TimedRun(config or engine_config(), sink), sink, output
 
 
@@ -112,7 +112,7 @@ def test_queue_names_what_blocked_and_says_each_refusal_once() -> None:
     run.finish_all()
     queue = named(output.of("r2"), "engine.queue")[0]
     blocked = {name: value for name, value in queue.attributes.items() if name.startswith("blocked_by.")}
-    assert sum(blocked.values()) == pytest.approx((queue.end_ns - queue.start_ns) / MS)  # type: ignore[arg-type]
+    assert sum(blocked.values()) == pytest.approx((queue.end_ns - queue.start_ns) / MS)
     assert "blocked_by.rows_ms" in blocked
     assert "blocked_by.not_kept_ms" not in blocked
 
@@ -126,7 +126,7 @@ def test_refusals_carry_the_ledgers_and_need_and_have() -> None:
     refused = [event for span in output.of("r2") for event in span.events if event.name == "engine.admission.refused"]
     assert refused
     assert refused[0].attributes["reason"] in {"kv_total_exhausted", "kv_now_exhausted"}
-    assert refused[0].attributes["need"] > refused[0].attributes["have"]  # type: ignore[operator]
+    assert refused[0].attributes["need"] > refused[0].attributes["have"]
     assert "kv_total.before" in refused[0].attributes
     reasons = [event.attributes["reason"] for event in refused]
     assert all(one != other for one, other in pairwise(reasons))
@@ -146,7 +146,7 @@ def test_a_retraction_is_a_span_around_the_second_wait() -> None:
         within_parents(tree)
         around = named(tree, "engine.retracted")[0]
         assert around.attributes["cause"] == "retract"
-        assert around.attributes["tokens_lost"] > 0  # type: ignore[operator]
+        assert around.attributes["tokens_lost"] > 0
         inner = [span for span in named(tree, "engine.queue") if span.parent_id == around.span_id]
         assert [(span.start_ns, span.end_ns) for span in inner] == [(around.start_ns, around.end_ns)]
         assert len(named(tree, "engine.decode")) == 2

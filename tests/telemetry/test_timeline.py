@@ -331,9 +331,9 @@ def _touched_in_five_passes(waiting: int) -> int:
 
     def counting(request: RequestTimeline, *rest: object) -> None:
         calls.append(request.rid)
-        original(request, *rest)  # type: ignore[arg-type]
+        original(request, *rest)
 
-    queue._set = counting  # type: ignore[method-assign]
+    queue._set = counting
     for _ in range(5):
         run.timed_step()
     assert len(queue.waiting) == waiting

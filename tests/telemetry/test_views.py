@@ -92,7 +92,7 @@ def test_summing_neighbouring_cells_equals_observing_with_the_coarse_bounds(
     for value, part in values:
         books.observe(part * metric.child, value)
     cells = books.copy()[0]
-    BY_NAME["made"] = metric  # type: ignore[index]
+    BY_NAME["made"] = metric
     try:
         for shown in (None, "b"):
             view = View("made", "histogram", "?", (Series((), (Source("made", "", shown),)),), tuple(coarse))
@@ -105,7 +105,7 @@ def test_summing_neighbouring_cells_equals_observing_with_the_coarse_bounds(
             lines = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"]
             assert lines == [*counts, sum(mine), len(mine)]
     finally:
-        del BY_NAME["made"]  # type: ignore[attr-defined]
+        del BY_NAME["made"]
 
 
 @pytest.mark.parametrize("view", HISTOGRAMS, ids=[view.name for view in HISTOGRAMS])

@@ -32,7 +32,7 @@ def random_logits(rows: int, *, vocab: int = VOCAB, seed: int = 0, spread: float
 
 def draw(logits: torch.Tensor, params: SamplingParams, count: int, **settings: object) -> Counter[int]:
     """Tokens drawn at `count` positions from the same logits [vocab]."""
-    chooser = sampler(len(logits), **settings)  # type: ignore[arg-type]
+    chooser = sampler(len(logits), **settings)
     rows = [row(params, position=position) for position in range(count)]
     return Counter(token.token_id for token in chooser.sample(logits.expand(count, -1), rows))
 
@@ -213,7 +213,7 @@ def test_end_tokens_wait_for_min_new_tokens() -> None:
     greedy = {"temperature": 0.0, "min_new_tokens": 3}
 
     def token(output_index: int, **extra: object) -> int:
-        params = SamplingParams(**greedy, **extra)  # type: ignore[arg-type]
+        params = SamplingParams(**greedy, **extra)
         return sampler(8).sample(logits, [row(params, output_index=output_index)])[0].token_id
 
     assert [token(i) for i in range(5)] == [7, 7, 7, 2, 2]

@@ -43,7 +43,7 @@ def last_logits(executor: TorchExecutor, tokens: list[int], cuts: list[int]) -> 
 
 def whole_logits(tokens: list[int], **settings: object) -> torch.Tensor:
     """[len(tokens), vocab] from one prefill with the readable backend in float64 arithmetic."""
-    executor = tiny_executor(attention=TorchReferenceBackend(compute_dtype=torch.float64), **settings)  # type: ignore[arg-type]
+    executor = tiny_executor(attention=TorchReferenceBackend(compute_dtype=torch.float64), **settings)
     driver = ManualDriver(executor)
     sequence = driver.add("r", tokens)
     return executor.forward(driver.batch([(sequence, len(tokens))]), rows=list(range(len(tokens))))

@@ -95,7 +95,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_unsupported_files_name_field_value_and_limit(tmp_path: Path, case: str) -> None:
     changes, message = UNSUPPORTED[case]
-    path = write_gguf(tmp_path / "model.gguf", tiny_weights(), **changes)  # type: ignore[arg-type]
+    path = write_gguf(tmp_path / "model.gguf", tiny_weights(), **changes)
     with pytest.raises(ModelFormatError, match=message) as caught:
         load_gguf(path, torch.float32)
     assert str(path) in str(caught.value)

@@ -163,7 +163,7 @@ def test_the_last_runner_is_pushed_back_for_a_half_done_prompt() -> None:
 def test_the_last_runner_at_the_wall_ends() -> None:
     run, kept = made(num_pages=4, check=False)
     # The door lets nobody in who could reach the wall: open it wider, as a recorded case may.
-    run.scheduler.largest_output = lambda prompt_len: 1 << 30  # type: ignore[method-assign]
+    run.scheduler.largest_output = lambda prompt_len: 1 << 30
     run.add("r", 40, 60)
     run.scheduler.state.requests["r"].max_new_tokens = 5
     run.step()

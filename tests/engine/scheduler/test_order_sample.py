@@ -100,7 +100,7 @@ def test_a_start_beyond_the_queue_begins_anew() -> None:
     "settings", [{"schedule_policy": "fcfs"}, {"schedule_policy": "lpm", "incremental_order": False}]
 )
 def test_an_order_that_is_no_index_has_no_sample(settings: dict[str, object]) -> None:
-    run = CoreRun(engine_config(**settings), NullSink())  # type: ignore[arg-type]
+    run = CoreRun(engine_config(**settings), NullSink())
     run.add("r", 30)
     assert run.scheduler.snapshot().order is None
 

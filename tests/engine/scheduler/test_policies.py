@@ -149,11 +149,11 @@ def test_an_order_is_the_naive_one(policy: str, incremental: bool, bursts: list[
                     assert state.ordering.deprioritized == tuple(sorted(naive.put_back))
                     assert dict(zip(state.ordering.order, state.ordering.matched, strict=True)) == naive.matched
 
-        run.scheduler.prepare = compare  # type: ignore[method-assign]
+        run.scheduler.prepare = compare
         try:
             run.step()
         finally:
-            run.scheduler.prepare = prepare  # type: ignore[method-assign]
+            run.scheduler.prepare = prepare
 
     for burst in bursts:
         for family, shared, own, limit in burst:

@@ -200,7 +200,7 @@ def test_a_crash_ends_every_reply_once_and_refuses_the_rest(caplog: pytest.LogCa
         def broken() -> list[TokenOutput]:
             raise LawBroken("a law does not hold")
 
-        stage.engine.step = broken  # type: ignore[method-assign]
+        stage.engine.step = broken
         stage.executor.gate.set()
         outputs = await outputs_of(live)
         assert [o.rid for o in outputs if o.finish is FinishReason.ERROR] == ["live", "live2"]
@@ -227,7 +227,7 @@ def test_texts_of_foreign_exceptions_stay_in_the_log(error: BaseException) -> No
         def broken() -> list[TokenOutput]:
             raise error
 
-        stage.engine.step = broken  # type: ignore[method-assign]
+        stage.engine.step = broken
         reply = await stage.thread.submit([request("r")])
         outputs = await outputs_of(reply)
         assert (outputs[-1].finish, outputs[-1].detail) == (FinishReason.ERROR, "engine_dead")
