@@ -31,7 +31,7 @@ from tests.builders import engine_config
 from tests.grafana.needs import needs
 from tests.telemetry.live_run import MS, TimedRun
 from tests.telemetry.otlp import Receiver
-from tests.telemetry.test_recorded_server import served
+from tests.telemetry.served import served
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 TTFT_NS, GAP_NS = 500 * MS, 100 * MS

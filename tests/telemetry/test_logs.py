@@ -31,7 +31,7 @@ from engine.server.serve import build_server
 from telemetry.logs import Correlation, JsonFormatter, RequestLog, set_up
 from tests.builders import engine_config
 from tests.telemetry.live_run import MS, TimedRun
-from tests.telemetry.test_recorded_server import CANARY, DEADLINE_S
+from tests.telemetry.served import CANARY, DEADLINE_S, ready_url
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -170,7 +170,7 @@ def test_every_line_of_a_served_run_is_json_faults_included(tmp_path: Path) -> N
     with out.open("w") as stdout, err.open("w") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=os.environ | {"PYTHONUNBUFFERED": "1"})
         try:
-            url = wait_for_url(process, out)
+            url = ready_url(process, out)
             answered = [ask(url, number) for number in range(12)]
             process.send_signal(signal.SIGINT)
             assert process.wait(DEADLINE_S) == 0, err.read_text()
@@ -195,25 +195,6 @@ def test_every_line_of_a_served_run_is_json_faults_included(tmp_path: Path) -> N
     assert any(line["logger"].startswith("uvicorn") or line["logger"] == "asyncio" for line in lines)
     assert "Zerbinetta" in CANARY
     assert not re.search("Zerbinetta|Fugger", err.read_text())
-
-
-def wait_for_url(process: subprocess.Popen[bytes], out: Path) -> str:
-    """The URL that a server printed, once it is ready."""
-    with httpx.Client(trust_env=False) as client:
-        for _ in range(DEADLINE_S * 10):
-            assert process.poll() is None, out.read_text()
-            found = re.search(r"http://127\.0\.0\.1:\d+", out.read_text())
-            if found:
-                try:
-                    if client.get(f"{found[0]}/ready").status_code == httpx.codes.OK:
-                        return found[0]
-                except httpx.TransportError:
-                    pass
-            try:
-                process.wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
-    raise AssertionError(out.read_text())
 
 
 def ask(url: str, number: int) -> str | None:

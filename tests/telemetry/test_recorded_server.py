@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +15,9 @@ from telemetry.explain import explain
 from telemetry.journal_reader import JournalReader, first_file
 from telemetry.replay import replay
 from telemetry.schema_events import RequestArrivedRecord, RequestTransitionedRecord
+from tests.telemetry.served import CANARY, DEADLINE_S, served
 
-CANARY = "The canary called Zerbinetta sang at the Fugger house. "
 STOP = "Papageno-was-here"
-DEADLINE_S = 120
-
-
-@contextmanager
-def served(folder: Path, *flags: str) -> Iterator[str]:
-    """A server of its own process, journal in `folder`; ended by SIGINT. Yields its URL."""
-    log = folder / "server.log"
-    command = [sys.executable, "-m", "telemetry.cli", "serve", "--server.port", "0", "--journal", str(folder), *flags]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            yield _ready_url(process, log)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(DEADLINE_S) == 0, log.read_text()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-def _ready_url(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Polls until the server says it is ready."""
-    with httpx.Client(trust_env=False) as client:
-        for _ in range(DEADLINE_S * 20):
-            found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-            assert process.poll() is None, log.read_text()
-            if found:
-                try:
-                    if client.get(f"{found[0]}/ready").status_code == httpx.codes.OK:
-                        return found[0]
-                except httpx.TransportError:
-                    pass
-            try:
-                process.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-    raise AssertionError(log.read_text())
 
 
 async def _ask(client: httpx.AsyncClient, number: int, model: str) -> str | None:

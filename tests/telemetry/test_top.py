@@ -15,7 +15,7 @@ from telemetry.cli import main
 from telemetry.client import LiveSource, SourceUnavailable
 from telemetry.settings import TopCommand, UsageError, parse
 from telemetry.top import Reading, frame, run_top
-from tests.telemetry.test_recorded_server import served
+from tests.telemetry.served import served
 
 SLOW = ("--executor.kind", "simulated", "--executor.simulated-step-ms", "50", "--scheduler.max-running-requests", "1")
 

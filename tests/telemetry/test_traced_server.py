@@ -15,7 +15,7 @@ from telemetry.journal_reader import JournalReader
 from telemetry.ports import free_port
 from telemetry.schema_events import AdmissionDecidedRecord, RequestArrivedRecord
 from tests.telemetry.otlp import Receiver, attributes
-from tests.telemetry.test_recorded_server import CANARY, served
+from tests.telemetry.served import CANARY, served
 
 CALLER_TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER_SPAN = "b7ad6b7169203331"
