@@ -25,6 +25,8 @@ from engine.server.observer import CutCause, FrontEndObserver
 
 #: In `scope["state"]` once a response is a stream of events: a comment may then be written between two of them.
 EVENT_STREAM: Final = "event_stream"
+#: Key in a request's state that is set when the connection is lost before the whole answer was written into it.
+LOST: Final = "connection_lost"
 #: Connections beyond the limit that are still told so; any more are closed without a word.
 _TOLD: Final = 64
 #: A client that closed its sending side is asked for a sign of life after these seconds, then every `_LATER_S`.
@@ -78,7 +80,9 @@ class LimitedConnection(H11Protocol):
         return is_between and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop every timer."""
+        """Stop every timer; tell the answer that is being written, whose writes return as if nothing had happened."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.scope["state"][LOST] = True
         for timer in (self._head_timer, self._send_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()

@@ -7,7 +7,7 @@ when it is over, with what was really written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +20,7 @@ from engine.llm_engine import TokenOutput
 from engine.request import TURNED_AWAY, Cause, FinishReason
 from engine.server.api_errors import ApiError, from_refusal, turned_away, unavailable
 from engine.server.choices import Delta
-from engine.server.connection import EVENT_STREAM
+from engine.server.connection import EVENT_STREAM, LOST
 from engine.server.engine_thread import EngineThread
 from engine.server.intake import Intake
 from engine.server.mailbox import Sent
@@ -34,8 +34,6 @@ _STREAM_HEADERS: Final = {
     "x-accel-buffering": "no",
 }
 _DONE = b"data: [DONE]\n\n"
-#: A write that took longer was held up by the connection.
-_PUSHED_BACK_NS = 1_000_000
 #: Turns of the event loop until a cut connection has reached the task that watches it.
 _TURNS_TO_NOTICE = 3
 
@@ -45,10 +43,14 @@ class ClientGone(ConnectionError):
 
 
 class _Wire:
-    """The ASGI send channel of one response, measured. Times are nanoseconds of the clock."""
+    """The ASGI send channel of one response, measured. Times are nanoseconds of the clock.
 
-    def __init__(self, send: Send, clock: Clock, gone: asyncio.Future[None]) -> None:
+    state  of the request, in which the connection says that it is lost
+    """
+
+    def __init__(self, send: Send, clock: Clock, gone: asyncio.Future[None], state: Mapping[str, Any]) -> None:
         self._send = send
+        self._state = state
         self._clock = clock
         self._gone = gone
         self.first_byte_ns: int | None = None
@@ -69,9 +71,9 @@ class _Wire:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         ended = self._clock.now_ns()
         self.worst_send_ns = max(self.worst_send_ns, ended - began)
-        if more and ended - began > _PUSHED_BACK_NS:
+        if self._state.get(LOST):
             # A write that had to wait also returns when the connection is cut, without an error and without writing.
-            await self._notice()
+            raise ClientGone
         if data:
             self.first_byte_ns = ended if self.first_byte_ns is None else self.first_byte_ns
             self.last_byte_ns = ended
@@ -82,7 +84,7 @@ class _Wire:
         """Let the event loop say that the connection is lost, if it is. Raises ClientGone then."""
         for _ in range(_TURNS_TO_NOTICE):
             await asyncio.sleep(0)
-        if self._gone.done():
+        if self._gone.done() or self._state.get(LOST):
             raise ClientGone
 
 
@@ -113,8 +115,9 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the answer, or end the requests when the client goes first."""
         gone = asyncio.ensure_future(_disconnected(receive))
-        wire = _Wire(send, self._clock, gone)
-        scope.setdefault("state", {})[EVENT_STREAM] = self._stream
+        state = scope.setdefault("state", {})
+        state[EVENT_STREAM] = self._stream
+        wire = _Wire(send, self._clock, gone, state)
         work = asyncio.ensure_future(self._write_stream(wire) if self._stream else self._write_whole(wire))
         complete = False
         try:
