@@ -33,9 +33,9 @@ six seconds across ten o'clock, `lpm`, a pool of 84 pages of 16 tokens, chunks o
 (`tests/telemetry/recorded_run.py`). Your own run:
 
 ```
-admitscope export --parquet tables journals/RUN.jsonl      # of any journal, or
-admitscope serve --parquet tables                          # while it serves
-python -m telemetry.export.cookbook tables                 # these ten, over your tables
+.venv/bin/admitscope export --parquet tables journals/RUN.jsonl   # of any journal, or
+.venv/bin/admitscope serve --parquet tables                       # while it serves
+.venv/bin/python -m telemetry.export.cookbook tables              # these ten, over your tables
 ```
 
 By hand, in `duckdb` or Python, after these lines ([all columns](reference/tables.md)):
@@ -104,8 +104,19 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     try:
         connection.execute(views(str(folder).replace("'", "''")))
     except duckdb.IOException as error:
-        raise ConfigError(f"{folder}: no tables of an export: {error}") from error
+        raise ConfigError(f"{folder}: {_what_is_there(folder)}: {error}") from error
     return connection
+
+
+def _what_is_there(folder: Path) -> str:
+    """Why there is nothing to read."""
+    being_written = next(folder.glob("*/.*.part"), None) if folder.is_dir() else None
+    if being_written is not None:
+        return (
+            f"the tables of a running engine are whole once their hour is over ({being_written.name} is being "
+            "written); until then, `admitscope export --parquet FOLDER` of its journal"
+        )
+    return "no tables of an export"
 
 
 def ask(connection: duckdb.DuckDBPyConnection, recipe: Recipe) -> Answer:

@@ -82,9 +82,7 @@ def window_of(command: ExportCommand, found: Survey) -> Window:
     if command.from_step is not None or command.to_step is not None:
         if found.cuts is None:
             first, last = found.steps
-            steps = (("from-step", command.from_step), ("to-step", command.to_step))
-            asked = ", ".join(f"{name}={value}" for name, value in steps if value is not None)
-            raise ExportError(f"{asked}: the journal has completed steps {first} to {last}")
+            raise ExportError(f"{_asked(command)}: the journal has completed steps {first} to {last}")
         return Window(*found.cuts, rids)
     start = found.start_ns + round((command.from_s or 0) * _SECOND)
     end = found.end_ns if command.to_s is None else found.start_ns + round(command.to_s * _SECOND)
@@ -111,12 +109,21 @@ def export_trace(command: ExportCommand, path: Path, *, spill: int = 100_000) ->
             sink.close()
             if unknown := window.rids - sink.seen:
                 raise UnknownRid(f"rid={min(unknown)!r}: the journal has no such request up to the window's end")
+            if not sink.requests and not sink.steps:
+                raise ExportError(f"{_asked(command)}: the journal has no step and no request in that window")
             trace.bytes = file.finish()
     except OSError as error:
         kind = DiskRefused if error.errno in _OF_THE_DISK else ExportError
         raise kind(f"perfetto={str(path)!r}: {error.strerror or error}") from error
     trace.entries, trace.requests, trace.steps = file.entries, sink.requests, sink.steps
     return trace
+
+
+def _asked(command: ExportCommand) -> str:
+    """The window in the words of the command line."""
+    ends = (("from-step", command.from_step), ("to-step", command.to_step), ("from-s", command.from_s))
+    given = [(name, value) for name, value in (*ends, ("to-s", command.to_s)) if value is not None]
+    return ", ".join(f"{name}={value}" for name, value in given) or str(command.journal)
 
 
 def _refuse_precious(journal: Path, path: Path) -> None:

@@ -19,20 +19,22 @@ class Recipe(NamedTuple):
 
 RECIPES: Final[tuple[Recipe, ...]] = (
     Recipe(
-        "Which limit held back most request-seconds between 10 and 11 o'clock?",
-        "Stretches are cut to the hour. `order` means: the pass ended before this request was looked at; `reason` says "
-        "what ended it, so that is the limit to lift.",
+        "Which limit held back most request-seconds, hour by hour?",
+        "Stretches are cut at the full hour. `order` means: the pass ended before this request was looked at; `reason` "
+        "says what ended it, so that is the limit to lift.",
         """
-SELECT blocker, reason,
+WITH hours AS (
+    SELECT DISTINCT engine_id, date_trunc('hour', utc) AS hour FROM steps),
+spans AS (
+    SELECT engine_id, hour, epoch_ns(hour) - wall_ns + t_ns AS from_ns, from_ns + 3_600_000_000_000 AS until_ns
+    FROM hours JOIN engines USING (engine_id))
+SELECT strftime(hour, '%Y-%m-%d %H:00') AS hour, blocker, reason,
        round(sum(least(end_ns, until_ns) - greatest(start_ns, from_ns)) / 1e9, 2) AS request_s,
        count(DISTINCT rid) AS requests
-FROM waits
-JOIN (SELECT engine_id, epoch_ns(TIMESTAMPTZ '2026-11-28 10:00:00+00') - wall_ns + t_ns AS from_ns,
-             from_ns + 3_600_000_000_000 AS until_ns
-      FROM engines) USING (engine_id)
+FROM waits JOIN spans USING (engine_id)
 WHERE end_ns > from_ns AND start_ns < until_ns
-GROUP BY blocker, reason
-ORDER BY request_s DESC, blocker, reason;""",
+GROUP BY ALL
+ORDER BY hour, request_s DESC, blocker, reason;""",
     ),
     Recipe(
         "Which requests were overtaken most, and how long did they wait?",
@@ -116,15 +118,18 @@ GROUP BY prompt_from ORDER BY prompt_from;""",
     ),
     Recipe(
         "In which kind of step do late tokens come?",
-        "A token is late when the one before it is more than 12 ms away. `mixed`: a piece of a prompt ran beside it.",
+        "A token is late when the one before it is more than twice the run's median gap away. `mixed`: a piece of a "
+        "prompt ran beside it.",
         """
 WITH gaps AS (
     SELECT engine_id, step, rid, token_ns - lag(token_ns) OVER (PARTITION BY engine_id, rid ORDER BY token_ns) AS gap_ns
-    FROM step_rows WHERE token_ns IS NOT NULL)
-SELECT kind, count(*) AS tokens, count(*) FILTER (gap_ns > 12_000_000) AS late,
-       round(100 * count(*) FILTER (gap_ns > 12_000_000) / count(*), 1) AS late_pct,
-       round(max(gap_ns) / 1e6, 1) AS worst_ms
-FROM gaps JOIN steps USING (engine_id, step)
+    FROM step_rows WHERE token_ns IS NOT NULL),
+usual AS (
+    SELECT median(gap_ns) AS usual_ns FROM gaps)
+SELECT kind, count(*) AS tokens, count(*) FILTER (gap_ns > 2 * usual_ns) AS late,
+       round(100 * count(*) FILTER (gap_ns > 2 * usual_ns) / count(*), 1) AS late_pct,
+       round(median(gap_ns) / 1e6, 1) AS median_ms, round(max(gap_ns) / 1e6, 1) AS worst_ms
+FROM gaps JOIN steps USING (engine_id, step), usual
 WHERE gap_ns IS NOT NULL
 GROUP BY kind ORDER BY late DESC;""",
     ),

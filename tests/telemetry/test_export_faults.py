@@ -93,6 +93,15 @@ def test_the_cookbook_names_a_folder_without_tables(tmp_path: Path, capsys: pyte
     assert f"cookbook: {tmp_path}: no tables of an export" in capsys.readouterr().err
 
 
+def test_the_cookbook_says_why_a_running_engine_has_no_tables_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / ".2026-11-28T10-e1.parquet.part").touch()
+    assert cookbook_main([str(tmp_path)]) == 2
+    assert "whole once their hour is over" in capsys.readouterr().err
+
+
 def test_tables_are_written_before_a_collector_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
     """Whoever waits for it longer than they like ends the process with a second signal."""
     answers = threading.Event()

@@ -383,6 +383,19 @@ def test_a_run_that_was_cut_short_shows_what_was_open(tmp_path: Path, simulated:
     assert any(entry["args"].get("error") == "shutdown" for entry in spans_of(entries, REQUESTS))
 
 
+def test_a_window_in_which_nothing_happened_is_refused(tmp_path: Path, simulated: Any) -> None:
+    run = simulated(tmp_path / "run.jsonl", 5)
+    for rid in ("before", "after"):
+        run.add(rid, (1, 2, 3), 2)
+        while run.live:
+            run.step()
+        run.clock.advance_ns(60_000_000_000)
+    run.journal.close()
+    with pytest.raises(ExportError, match=r"from-s=20.0, to-s=30.0: the journal has no step and no request"):
+        exported(tmp_path / "w.json", tmp_path / "run.jsonl", from_s=20.0, to_s=30.0)
+    assert not (tmp_path / "w.json").exists()
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25))
 def test_lanes_never_hold_spans_that_lie_across(pairs: list[tuple[int, int]]) -> None:
     spans = [
