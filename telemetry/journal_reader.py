@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple, TypeVar, cast
 
+import msgspec
+
 from telemetry.journal import JournalError, segment_path
 from telemetry.schema import Record, RecordError, SchemaTooNew, decode
 from telemetry.schema_journal import HeaderRecord
@@ -21,6 +23,16 @@ from telemetry.schema_journal import HeaderRecord
 _T = TypeVar("_T")
 #: Longest line that is read. Ours are far shorter; a file that is no journal may be one line without end.
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+
+
+_START: Final = b'{"type":"EngineStarted"'
+
+
+class _Start(msgspec.Struct):
+    """What an engine's start shares with the header."""
+
+    schema_version: int
+    engine_id: str
 
 
 class Line(NamedTuple):
@@ -117,6 +129,7 @@ class JournalReader:
     def read(self, decoded: Callable[[bytes], _T]) -> Iterator[tuple[Line, _T]]:
         """Every line with what `decoded` makes of it; it raises RecordError for what it cannot read."""
         self.torn = None
+        starts = 0
         lines = self._lines()
         line = next(lines, None)
         while line is not None:
@@ -130,8 +143,21 @@ class JournalReader:
                     raise JournalError(f"{line}: {error}") from error
                 self.torn = self.torn or TornTail(line.file, line.number, f"unreadable last line: {error}")
                 return
+            if line.raw.startswith(_START):
+                starts += 1
+                self._check_start(line, starts)
             yield line, value
             line = following
+
+    def _check_start(self, line: Line, starts: int) -> None:
+        """Raise JournalError for an engine's start that contradicts the header, or a second one."""
+        if starts > 1:
+            raise JournalError(f"{line}: a second EngineStarted: a journal holds one run of one engine")
+        started = msgspec.json.decode(line.raw, type=_Start)
+        for field in ("schema_version", "engine_id"):
+            told, known = getattr(started, field), getattr(self.header, field)
+            if told != known:
+                raise JournalError(f"{line}: {field} is {told!r}, the journal's header says {known!r}")
 
     def _lines(self) -> Iterator[Line]:
         for index, file in enumerate(self.files):

@@ -11,6 +11,7 @@ import pytest
 from engine.clock import VirtualClock
 from engine.config import CacheConfig, EngineConfig, ExecutorConfig, Policy, SchedulerConfig
 from engine.events import (
+    SCHEMA_VERSION,
     AdmissionDecided,
     AnyEvent,
     EngineStarted,
@@ -50,7 +51,7 @@ class Numbered:
         return self._add(
             EngineStarted,
             0,
-            schema_version=1,
+            schema_version=SCHEMA_VERSION,
             version="0.1.0",
             config=config,
             model="none",

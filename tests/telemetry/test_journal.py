@@ -293,6 +293,18 @@ def test_segments_must_be_complete_and_in_their_places(numbered: Any, tmp_path: 
     assert reader.torn.file == last
 
 
+def test_the_engines_start_agrees_with_the_header_and_comes_once(numbered: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, a_run(numbered, 2))
+    head, start, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head + start.replace(b'"schema_version":2', b'"schema_version":99') + b"".join(rest))
+    with pytest.raises(JournalError, match=r"run\.jsonl:2: schema_version is 99, the journal's header says 2"):
+        list(JournalReader(path).records())
+    path.write_bytes(head + start + start)
+    with pytest.raises(JournalError, match=r"run\.jsonl:3: a second EngineStarted"):
+        list(JournalReader(path).records())
+
+
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"absent\.jsonl: no such journal"):
         JournalReader(tmp_path / "absent.jsonl")
