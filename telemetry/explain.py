@@ -271,23 +271,37 @@ def _parked(life: Life) -> list[Sentence]:
 # -- tokens and the end --------------------------------------------------------------------------------------------
 
 
-def _intake(life: Life) -> str:
-    """What passed before the queue, where that is worth a word: a request is taken in between two steps."""
-    if not life.waits:  # see _arrival
-        return ""
-    before = life.waits[0].from_ns - life.accepted_ns
-    return f" and {span(before)} before it, until the engine took it in" if before >= _TELLING_INTAKE_NS else ""
+def _parts(life: Life, first_token_ns: int) -> str:
+    """The time to the first token in parts that add up to it, each with its share.
+
+    What is in no queue and in no step that computed a piece of the prompt lies between two pieces.
+    """
+    ttft = first_token_ns - life.accepted_ns
+    waits = [wait for wait in life.waits if wait.to_ns <= first_token_ns]
+    pieces = [piece for piece in life.chunks if piece.done_ns is not None and piece.done_ns <= first_token_ns]
+    intake = waits[0].from_ns - life.accepted_ns if waits else 0
+    queue = sum(wait.to_ns - wait.from_ns for wait in waits)
+    computing = sum((piece.done_ns or 0) - piece.at_ns for piece in pieces)
+    parts = (
+        ("before the queue, until the engine took it in", intake),
+        ("in the queue", queue),
+        (f"in the {times(len(pieces), 'step')} that computed its prompt", computing),
+        ("between these steps", ttft - intake - queue - computing),
+    )
+    # A request is taken in between two steps: a short intake is not worth a word.
+    told = [
+        f"{span(ns)} ({percent_of(ns, ttft)}) {where}"
+        for at, (where, ns) in enumerate(parts)
+        if ns >= (0 if at else _TELLING_INTAKE_NS) and (ns or at == 1)
+    ]
+    return ", ".join(told)
 
 
 def _tokens(life: Life) -> list[Sentence]:
     if life.first_token_ns is None or life.last_token_ns is None:
         return []
     ttft = life.first_token_ns - life.accepted_ns
-    queued = sum(w.to_ns - w.from_ns for w in life.waits if w.to_ns <= life.first_token_ns)
-    first = (
-        f"Step {life.first_token_step}: first token. TTFT {span(ttft)}, of which {span(queued)} "
-        f"({percent_of(queued, ttft)}) in the queue{_intake(life)}."
-    )
+    first = f"Step {life.first_token_step}: first token. TTFT {span(ttft)}: {_parts(life, life.first_token_ns)}."
     out = [_at(life, life.first_token_ns, life.first_token_step, first)]
     gaps = life.output_len - 1
     if gaps > 0 and life.worst_gap is not None:

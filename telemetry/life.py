@@ -161,7 +161,8 @@ class LifeBuilder:
         self._step, self._t_ns = record.step, record.t_ns
         if self._chunks and self._chunks[-1].step == record.step:
             took = record.times.applied_ns - record.times.started_ns
-            self._chunks[-1] = self._chunks[-1].model_copy(update={"step_ns": took, "failed": record.failed})
+            done = {"step_ns": took, "done_ns": record.t_ns, "failed": record.failed}
+            self._chunks[-1] = self._chunks[-1].model_copy(update=done)
         if all(row.rid != self.rid for row in record.rows):
             return
         self._output_len += 1

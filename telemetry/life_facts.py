@@ -84,6 +84,7 @@ class ChunkFact(_Fact):
     seq_len      prompt and kept outputs: what has to be computed or found
     decode_rows  requests that decoded in the same step; `other_prompts` that prefilled in it
     step_ns      how long the step took; None when the record ends before
+    done_ns      when it was over; None when the record ends before
     """
 
     step: int
@@ -102,6 +103,7 @@ class ChunkFact(_Fact):
     other_prompts: int = 0
     decode_rows: int = 0
     step_ns: int | None = None
+    done_ns: int | None = None
     failed: bool = False
 
 

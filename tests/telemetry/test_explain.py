@@ -204,14 +204,24 @@ def test_sentences_are_in_order_of_time(runs: list[tuple[Path, list[Any]]]) -> N
             assert at[0] == 0
 
 
+def test_the_parts_of_ttft_leave_nothing_negative_between_two_pieces(runs: list[tuple[Path, list[Any]]]) -> None:
+    cut = 0
+    for path, events in runs:
+        for rid in rids_of(events)[::9]:
+            told_ = [sentence.text for sentence in explain(path, rid).sentences if "TTFT" in sentence.text]
+            assert not any("-" in text.partition("TTFT")[2] for text in told_)
+            cut += any("between these steps" in text for text in told_)
+    assert cut, "no prompt of these runs was computed in pieces"
+
+
 def test_time_before_the_queue_is_told_when_it_is_long() -> None:
     life = explain(JOURNAL, "r0").life
     early = life.model_copy(update={"accepted_ns": life.waits[0].from_ns - 1_324_000_000})
     (line,) = [sentence.text for sentence in told(early) if "first token" in sentence.text]
-    assert line.endswith("in the queue and 1.324 s before it, until the engine took it in.")
-    assert "before it" not in explain(JOURNAL, "r0").text()
+    assert "TTFT 1.327 s: 1.324 s (100 %) before the queue, until the engine took it in, 3.4 ms (0 %) in the" in line
+    assert "before the queue" not in explain(JOURNAL, "r0").text()
     lost = early.model_copy(update={"waits": ()})
-    assert not any("before it" in sentence.text for sentence in told(lost)), "nor when its entry is not on record"
+    assert not any("before the queue" in sentence.text for sentence in told(lost)), "nor when its entry is not on record"
 
 
 def test_every_reason_has_words() -> None:
