@@ -16,18 +16,20 @@ import sys
 import tempfile
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import httpx
 
+from engine.errors import ConfigError
 from grafana.boards.shared import LIVE, PAGES, TTFT_QUANTILES, TTFT_STACK, WAITING_BY_BLOCKER
 from grafana.queries import INTERVAL, ONE
 from grafana.receiver import Notice, Receiver
 from grafana.rules import FOLDER as RULES
 from grafana.servers import HOST, Server, ServerError, prometheus_config, start_alertmanager, start_prometheus
+from telemetry.ports import bind_listener
 
 USAGE_STATUS: Final = 2
 #: Panels worth a link of their own.
@@ -59,6 +61,15 @@ def target_of(url: str) -> str:
         raise ServerError(f"engine URL {url!r}: http://HOST:PORT is needed")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{host}:{port or 80}"
+
+
+def refuse_taken(ports: Mapping[str, int]) -> None:
+    """Raise ServerError for the first port that somebody has: their own logs say it less clearly, and later."""
+    for name, port in ports.items():
+        try:
+            bind_listener(HOST, port).close()
+        except (ConfigError, OverflowError) as error:
+            raise ServerError(f"--{name}-port {port}: {error}") from error
 
 
 def _say(line: str) -> None:
@@ -114,6 +125,7 @@ def _ended_by_signals() -> Iterator[threading.Event]:
 def monitor(engine: str, *, prometheus_port: int, alertmanager_port: int, receiver_port: int) -> int:
     """Run both until a signal. Returns 0 then, 1 when one of them ended by itself. Raises ServerError."""
     target = target_of(engine)
+    refuse_taken({"prometheus": prometheus_port, "alertmanager": alertmanager_port, "receiver": receiver_port})
     with contextlib.ExitStack() as stack:
         ended = stack.enter_context(_ended_by_signals())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="admitscope-monitor-")))

@@ -77,6 +77,7 @@ def replay(path: Path) -> ReplayReport:
         steps=driver.steps,
         hash=comparer.hash.hexdigest(),
         checkpoints=comparer.checkpoints,
+        responses=comparer.responses,
         unchecked=unchecked,
         torn=str(reader.torn) if reader.torn else None,
         note=f"{missing.missing} events after seq {missing.after_seq} never reached the journal" if missing else "",
@@ -255,6 +256,7 @@ class Comparer:
         self._folder = RefusalFolder()
         self.hash = EventHash()
         self.checkpoints = 0
+        self.responses = 0
         self.missing: EventsMissingRecord | None = None
         self._is_older = False
 
@@ -271,7 +273,9 @@ class Comparer:
         if written:
             # The journal's own bytes are hashed: an older version wrote fewer fields.
             encoded = self._expect(encoded, type(event).__name__)
-        if not isinstance(event, ResponseSent):
+        if isinstance(event, ResponseSent):
+            self.responses += 1
+        else:
             self.hash.add(encoded)
         if self._listener is not None:
             self._listener(event)

@@ -48,6 +48,7 @@ class ReplayReport(BaseModel):
                  incomplete: identical up to where the journal lacks events. diverged: see `divergence`.
     events       core events that came out identical; `hash` covers exactly these
     checkpoints  recorded hashes that agreed
+    responses    records of answers sent: the HTTP layer's, which no replay makes
     unchecked    recorded events after the last input (a step cut off in the middle): nothing to compare them with
     """
 
@@ -58,6 +59,7 @@ class ReplayReport(BaseModel):
     steps: int
     hash: str
     checkpoints: int
+    responses: int = 0
     unchecked: int = 0
     torn: str | None = None
     note: str = ""
@@ -101,6 +103,8 @@ def render(report: ReplayReport) -> str:
         )
     else:
         out += _render_divergence(report.divergence, report)
+    if report.responses:
+        out.append(f"beside these, {report.responses:,} records of answers sent, which are not the scheduler's")
     if report.note:
         out.append(f"not replayed further: {report.note}")
     if report.torn:

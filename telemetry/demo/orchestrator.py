@@ -152,8 +152,15 @@ def _say_what_next(run: _Run, folder: Path) -> None:
         return
     seconds, rid = run.tally.slowest
     run.console.print(f"why the slowest first token took {seconds:.1f} s, from this run's journal:", highlight=False)
-    run.console.print(f"  {program()} explain {journal} {rid}", highlight=False, soft_wrap=True, markup=False)
-    run.console.print(f"  {program()} replay {journal}", highlight=False, soft_wrap=True, markup=False)
+    commands = {
+        f"explain {journal} {rid}": "",
+        f"replay {journal}": "the same decisions again",
+        f"check {journal}": "every law over the record",
+        f"export --perfetto trace.json {journal}": "every request and step, for ui.perfetto.dev",
+    }
+    for words, what in commands.items():
+        line = f"  {program()} {words}" + (f"    # {what}" if what else "")
+        run.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _start_servers(command: DemoCommand, run: _Run, logs: Path) -> None:
