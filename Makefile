@@ -134,6 +134,7 @@ sabotage: $(STAMP)  ## engines broken on purpose: which law notices, how soon (W
 docs: $(STAMP)  ## regenerate docs/reference, boards and rules
 	$(BIN)/python -m telemetry.docs
 	$(BIN)/python -m telemetry.reference_pages
+	$(BIN)/python -m telemetry.observe_page
 	$(BIN)/python -m telemetry.scheduler_pages
 	$(BIN)/python -m telemetry.export.cookbook
 	$(BIN)/python -m invariants.docs
