@@ -23,6 +23,8 @@ from dashboard.feed import Look
 from dashboard.pulse import pulse_data
 from dashboard.session import INTERVALS_S, Viewer, now_mono_s, settings_from, viewer_for
 from dashboard.views import VIEWS
+from dashboard.views.parts import choice
+from dashboard.words import LANGUAGES, mark, speak, t
 
 #: The head needs these whatever view is open.
 _HEAD_PARTS = ("latency", "requests")
@@ -44,7 +46,8 @@ def main() -> None:
 
 
 def _page(viewer: Viewer, every_s: float | None) -> None:
-    view = VIEWS[_view()]
+    speak(viewer.language)
+    view = VIEWS[_view(viewer)]
     look = viewer.look(*_HEAD_PARTS, *view.parts)
     _head(viewer, look)
     _controls(viewer)
@@ -55,9 +58,9 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
         view.show(viewer, look)
 
 
-def _view() -> str:
-    """The open view: as chosen, else as the address says."""
-    chosen: str = st.session_state.get("view") or st.query_params.get("view", "now")
+def _view(viewer: Viewer) -> str:
+    """The name of the open view."""
+    chosen = viewer.selection("view")
     return chosen if chosen in VIEWS else "now"
 
 
@@ -67,16 +70,18 @@ def _controls(viewer: Viewer) -> None:
     What was chosen is kept apart from the widgets: Streamlit forgets a widget that one broken-off run did not reach.
     """
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="controls"):
-        st.segmented_control(
-            "View",
-            list(VIEWS),
-            format_func=lambda name: VIEWS[name].title,
-            default=_view(),
-            key="view_box",
-            label_visibility="collapsed",
-            on_change=_view_changed,
-        )
+        choice(viewer, "view", {name: view.title for name, view in VIEWS.items()}, label=mark("View"))
         with st.container(horizontal=True, vertical_alignment="center", width="content", key="pace"):
+            st.selectbox(
+                t("Language"),
+                list(LANGUAGES),
+                index=list(LANGUAGES).index(viewer.language),
+                format_func=LANGUAGES.__getitem__,
+                key="lang_box",
+                on_change=lambda: viewer.select("lang", st.session_state["lang_box"]),
+                label_visibility="collapsed",
+                width=120,
+            )
             st.toggle(
                 "Pause",
                 value=viewer.is_paused,
@@ -94,13 +99,6 @@ def _controls(viewer: Viewer) -> None:
                 label_visibility="collapsed",
                 width=120,
             )
-
-
-def _view_changed() -> None:
-    """The address names the view, so that a reload or a sent link opens the same one."""
-    # A segmented control lets its choice be taken back; the page always has a view.
-    st.session_state["view"] = st.session_state["view_box"] or _view()
-    st.query_params["view"] = st.session_state["view"]
 
 
 def _head(viewer: Viewer, look: Look) -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Final, TypeVar, overload
+from urllib.parse import urlencode, urlsplit
 
 import streamlit as st
 
 from dashboard.feed import PARTS, Detail, Feed, Look
 from dashboard.theme import Palette, palette
+from dashboard.words import ENGLISH, language_of, speak
 from telemetry.client import LiveSource
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
@@ -26,6 +27,12 @@ INTERVALS_S: Final = (0.5, 1.0, 2.0, 3.0, 5.0)
 DEFAULT_INTERVAL_S: Final = 1.0
 
 _TIMEOUT_S: Final = 2.0
+
+#: Bounds of what an address may select: it comes from strangers, and a session keeps it.
+_MAX_SELECTION: Final = 400
+_MAX_SELECTIONS: Final = 24
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,13 @@ class Viewer:
         return float(st.session_state.get("interval_s", DEFAULT_INTERVAL_S))
 
     @property
+    def language(self) -> str:
+        """As the address says, else as the browser does, else English."""
+        return self.selection("lang", language_of) or language_of(st.context.locale) or ENGLISH
+
+    @property
     def is_paused(self) -> bool:
-        return bool(st.session_state.get("paused", False))
+        return self.selection("pause") is not None
 
     @property
     def run_every_s(self) -> float | None:
@@ -79,6 +91,9 @@ class Viewer:
     def look(self, *parts: str) -> Look:
         """The newest answers with `parts`; while paused, those of the moment of the pause."""
         frozen = st.session_state.get("frozen")
+        if self.is_paused and not isinstance(frozen, Look):
+            # A link to a paused page: the pause begins now.
+            frozen = st.session_state["frozen"] = feed_for(self.settings).look(PARTS, max_age_s=0.0)
         if self.is_paused and isinstance(frozen, Look):
             return frozen
         # A little under the interval, so that each tick of the first viewer brings new numbers.
@@ -93,19 +108,57 @@ class Viewer:
         st.session_state["frozen_detail"] = found if self.is_paused else None
         return found
 
+    @overload
+    def selection(self, name: str) -> str | None: ...
+
+    @overload
+    def selection(self, name: str, parse: Callable[[str], _T]) -> _T | None: ...
+
+    def selection(self, name: str, parse: Callable[[str], _T] | None = None) -> _T | str | None:
+        """What is selected under `name`, as `parse` reads it; None when nothing is, or when it cannot be read.
+
+        Everything that is selected stands in the address, so that a reload or a sent link shows the same. Names in use:
+        view, rid, step, page, node, law, lang, mode, list, source, at, pause. A view may use others: short lower-case
+        names. `parse` raises ValueError for a text that it does not take, as `natural` does; a link with such a text
+        selects nothing.
+        """
+        text = _selected().get(name)
+        if text is None or parse is None:
+            return text
+        try:
+            return parse(text)
+        except ValueError:
+            return None
+
+    def select(self, name: str, value: object | None) -> None:
+        """Select `value` under `name`; None selects nothing. In callbacks, so that the run that follows shows it."""
+        self.select_all({name: value})
+
+    def select_all(self, values: Mapping[str, object | None]) -> None:
+        """Several at once: the way from one view to another is `viewer.select_all({"view": "kv", "page": 7})`."""
+        selected = {**_selected(), **{name: None if v is None else str(v) for name, v in values.items()}}
+        kept = {name: text[:_MAX_SELECTION] for name, text in selected.items() if text is not None}
+        st.session_state["selected"] = kept
+        # All at once: a run that began before the browser knew of the last choice carries an older address.
+        st.query_params.from_dict(kept)
+
+    def link(self, **values: object) -> str:
+        """Relative address of this page with `values` selected too: for links that a component draws."""
+        kept = {**_selected(), **{name: str(v)[:_MAX_SELECTION] for name, v in values.items()}}
+        return f"?{urlencode(kept)}"
+
     def pick_request(self, rid: str) -> None:
         """Tell the story of `rid` from now on."""
-        st.session_state["picked_rid"] = rid
+        self.select("rid", rid)
 
     def close_story(self) -> None:
         """Tell no story."""
-        st.session_state["picked_rid"] = None
+        self.select("rid", None)
 
     @property
     def picked_request(self) -> str | None:
         """The request whose story is told."""
-        rid: str | None = st.session_state.get("picked_rid")
-        return rid
+        return self.selection("rid")
 
     def set_interval(self, interval_s: float) -> None:
         """Refresh every `interval_s` seconds, one of INTERVALS_S."""
@@ -113,14 +166,36 @@ class Viewer:
 
     def set_pause(self, *, paused: bool) -> None:
         """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
-        st.session_state["paused"] = paused
+        self.select("pause", 1 if paused else None)
         st.session_state["frozen_detail"] = None
         st.session_state["frozen"] = feed_for(self.settings).look(PARTS, max_age_s=0.0) if self.is_paused else None
 
 
+def natural(text: str) -> int:
+    """A number of a step or a page, from an address. Raises ValueError for anything but 0, 1, 2 …"""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _selected() -> dict[str, str]:
+    """What is selected, by name. The address says it once, when the session begins; afterwards it only follows.
+
+    Else a refresh that the browser sent just before it learnt of a choice would take the choice back.
+    """
+    kept: dict[str, str] | None = st.session_state.get("selected")
+    if kept is None:
+        asked = list(st.query_params.to_dict().items())[:_MAX_SELECTIONS]
+        kept = {name[:_MAX_SELECTION]: text[:_MAX_SELECTION] for name, text in asked}
+        st.session_state["selected"] = kept
+    return kept
+
+
 def viewer_for(settings: Settings) -> Viewer:
-    """The viewer of this run, with the palette of the theme in use."""
-    return Viewer(settings, palette(st.context.theme.type))
+    """The viewer of this run, with the palette of the theme and the words of the language in use."""
+    viewer = Viewer(settings, palette(st.context.theme.type))
+    speak(viewer.language)
+    return viewer
 
 
 def now_mono_s() -> float:

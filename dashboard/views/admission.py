@@ -8,7 +8,7 @@ from dashboard import charts, frames, tables
 from dashboard import formats as f
 from dashboard.components import live_table
 from dashboard.feed import Look
-from dashboard.session import Viewer
+from dashboard.session import Viewer, natural
 from dashboard.views.parts import legend, waiting_for_engine
 from telemetry.observe import PassesAnswer, PassRow
 
@@ -22,7 +22,7 @@ def show(viewer: Viewer, look: Look) -> None:
     left, right = st.columns([1, 1.35], gap="medium")
     with left:
         _steps(viewer, look.passes, made)
-    chosen = _chosen(made)
+    chosen = _chosen(viewer, made)
     with right:
         if chosen is None:
             st.subheader("Three ledgers of a pass", anchor=False)
@@ -40,9 +40,9 @@ def show(viewer: Viewer, look: Look) -> None:
         )
 
 
-def _chosen(made: list[PassRow]) -> PassRow | None:
+def _chosen(viewer: Viewer, made: list[PassRow]) -> PassRow | None:
     """The pass that was picked, kept even when it has left the list of the last ones; else the newest."""
-    wanted = st.session_state.get("picked_step")
+    wanted = viewer.selection("step", natural)
     if wanted is None:
         return made[0] if made else None
     found = next((row for row in made if row.step == wanted), None)
@@ -66,22 +66,18 @@ def _steps(viewer: Viewer, passes: PassesAnswer, made: list[PassRow]) -> None:
         viewer.colours,
         key="passes",
         height=200,
-        selected=str(st.session_state.get("picked_step")),
-        on_pick=_hold,
+        selected=str(viewer.selection("step", natural)),
+        on_pick=lambda step: viewer.select("step", step),
         hold=True,
     )
-    if st.session_state.get("picked_step") is None:
+    if viewer.selection("step", natural) is None:
         st.caption("The newest pass is shown. Click a pass to hold it.")
     else:
-        st.button("Follow the newest pass again", key="follow_newest", on_click=_follow)
+        st.button("Follow the newest pass again", key="follow_newest", on_click=_follow, args=(viewer,))
 
 
-def _hold(step: str) -> None:
-    st.session_state["picked_step"] = int(step)
-
-
-def _follow() -> None:
-    st.session_state["picked_step"] = None
+def _follow(viewer: Viewer) -> None:
+    viewer.select("step", None)
     st.session_state["kept_pass"] = None
 
 

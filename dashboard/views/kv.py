@@ -7,10 +7,11 @@ import streamlit as st
 from dashboard import components, frames, tables
 from dashboard.feed import Look
 from dashboard.page_map import page_map_data, page_sentence
-from dashboard.session import Viewer
-from dashboard.views.parts import waiting_for_engine
+from dashboard.session import Viewer, natural
+from dashboard.views.parts import choice, waiting_for_engine
+from dashboard.words import mark
 
-_MODES = {"state": "By state", "owner": "By owner"}
+_MODES = {"state": mark("By state"), "owner": mark("By owner")}
 
 
 def show(viewer: Viewer, look: Look) -> None:
@@ -21,21 +22,14 @@ def show(viewer: Viewer, look: Look) -> None:
     pages = look.pages
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.subheader("Pages of the K/V pool", anchor=False, width="content")
-        mode = st.segmented_control(
-            "Colours",
-            list(_MODES),
-            format_func=lambda mode: _MODES[mode],
-            default="state",
-            key="map_mode",
-            label_visibility="collapsed",
-        )
+        mode = choice(viewer, "mode", _MODES, label=mark("Colours"))
+    chosen = viewer.selection("page", natural)
     components.page_map(
-        page_map_data(pages, viewer.colours, mode=mode or "state", chosen=st.session_state.get("picked_page")),
+        page_map_data(pages, viewer.colours, mode=mode, chosen=chosen),
         viewer.colours,
         key="page_map",
-        on_pick=_pick,
+        on_pick=lambda page: viewer.select("page", page),
     )
-    chosen = st.session_state.get("picked_page")
     facts = None if chosen is None else frames.page_facts(pages, chosen)
     with st.container(key="page_owner"):
         st.text("No page is chosen." if facts is None else page_sentence(facts, pages.page_size))
@@ -46,7 +40,3 @@ def show(viewer: Viewer, look: Look) -> None:
         key="owners",
         height=330,
     )
-
-
-def _pick(page: int) -> None:
-    st.session_state["picked_page"] = int(page)

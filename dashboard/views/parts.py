@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 
 import streamlit as st
@@ -10,6 +11,7 @@ from dashboard import charts, frames, tables
 from dashboard import formats as f
 from dashboard.components import live_table
 from dashboard.session import Viewer
+from dashboard.words import t
 from telemetry.observe import Timeline
 
 
@@ -21,6 +23,32 @@ def legend(items: list[tuple[str, str, str]], *, shape: str = "box") -> None:
         for colour, label, amount in items
     )
     st.html(f'<div class="legend-row">{spans}</div>')
+
+
+def choice(viewer: Viewer, name: str, options: Mapping[str, str], *, label: str) -> str:
+    """One of a few, kept in the address as the selection `name`; the first of `options` unless chosen otherwise.
+
+    options  value to English text; the text is shown in the reader's language
+    label    what is chosen, for readers who do not see the page
+    """
+    chosen = viewer.selection(name)
+    value = chosen if chosen is not None and chosen in options else next(iter(options))
+    box = f"{name}_box"
+    # The choice is kept apart from the widget, which another way to the same choice does not move by itself.
+    if st.session_state.get(box) != value:
+        st.session_state[box] = value
+    # Said now: Streamlit reads an answer by its label, before the run that follows has a language.
+    said = {option: t(text) for option, text in options.items()}
+    st.segmented_control(
+        t(label),
+        list(options),
+        format_func=said.__getitem__,
+        key=box,
+        label_visibility="collapsed",
+        # The control lets its choice be taken back; here something is always chosen.
+        on_change=lambda: viewer.select(name, st.session_state[box] or value),
+    )
+    return value
 
 
 def waiting_for_engine(viewer: Viewer, error: str | None) -> None:

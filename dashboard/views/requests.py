@@ -9,9 +9,10 @@ from dashboard import frames, tables
 from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views.parts import request_story, waiting_for_engine
+from dashboard.views.parts import choice, request_story, waiting_for_engine
+from dashboard.words import mark
 
-_LISTS = {"finished": "Finished", "live": "Live"}
+_LISTS = {"finished": mark("Finished"), "live": mark("Live")}
 
 
 def show(viewer: Viewer, look: Look) -> None:
@@ -21,14 +22,7 @@ def show(viewer: Viewer, look: Look) -> None:
         return
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.subheader("Requests", anchor=False, width="content")
-        which = st.segmented_control(
-            "List",
-            list(_LISTS),
-            format_func=lambda name: _LISTS[name],
-            default="finished",
-            key="which_requests",
-            label_visibility="collapsed",
-        )
+        which = choice(viewer, "list", _LISTS, label=mark("List"))
     is_live = which == "live"
     rows = look.requests.live if is_live else look.requests.finished
     total = sum(look.status.requests.values()) if is_live else sum(look.status.requests_finished.values())
@@ -42,7 +36,7 @@ def show(viewer: Viewer, look: Look) -> None:
             live=is_live,
         ),
         viewer.colours,
-        key=f"requests_{which or 'finished'}",
+        key=f"requests_{which}",
         height=440 if rid is None else 220,
         selected=rid,
         on_pick=viewer.pick_request,

@@ -39,9 +39,17 @@ def tile(at: AppTest, name: str) -> dict[str, Any]:
     return next(tile for tile in component(at, "pulse")["tiles"] if tile["id"] == name)
 
 
+def select(at: AppTest, **values: object) -> AppTest:
+    """Select as a click would, or, before the first run, as the address says."""
+    if "selected" in at.session_state:
+        at.session_state["selected"] = {**at.session_state["selected"], **{k: str(v) for k, v in values.items()}}
+    else:
+        at.query_params.update({name: str(value) for name, value in values.items()})
+    return at
+
+
 def opened(at: AppTest, view: str) -> AppTest:
-    at.session_state["view"] = view
-    return at.run()
+    return select(at, view=view).run()
 
 
 def texts(at: AppTest) -> str:
@@ -66,7 +74,7 @@ def test_a_refresh_brings_new_numbers_and_keeps_what_was_picked(
 ) -> None:
     at = page().run()
     picked = engine.waiting[3].rid
-    at.session_state["picked_rid"] = picked
+    select(at, rid=picked)
     at.session_state["interval_s"] = 0.5
     before = component(at, "pulse")["facts"]
     for _ in range(4):
@@ -86,14 +94,14 @@ def test_the_admission_view_shows_the_newest_pass_until_one_is_picked(page: Page
     rows = component(at, "live_table", "candidates")["rows"]
     assert [row["cells"][1][1] for row in rows] == [c.rid for c in newest.candidates]
     older = [row for row in engine.passes if row.candidates][-5]
-    at.session_state["picked_step"] = older.step
+    select(at, step=older.step)
     at.run()
     assert [row["cells"][1][1] for row in component(at, "live_table", "candidates")["rows"]] == [
         c.rid for c in older.candidates
     ]
     assert component(at, "live_table", "passes")["selected"] == str(older.step)
     at.button(key="follow_newest").click().run()
-    assert at.session_state["picked_step"] is None
+    assert "step" not in at.query_params
 
 
 def test_a_picked_pass_stays_after_it_left_the_list(
@@ -101,7 +109,7 @@ def test_a_picked_pass_stays_after_it_left_the_list(
 ) -> None:
     at = opened(page(), "admission")
     old = next(row for row in reversed(engine.passes) if row.candidates)
-    at.session_state["picked_step"] = old.step
+    select(at, step=old.step)
     at.run()
     for _ in range(200):
         engine.tick()
@@ -116,8 +124,7 @@ def test_the_map_shows_pages_by_state_and_by_owner_and_says_who_holds_one(page: 
     assert component(at, "page_map")["mode"] == "state"
     assert component(at, "page_map")["count"] == engine.num_pages
     held = next(i for i, owner in enumerate(engine.owners) if owner.startswith("req:"))
-    at.session_state["picked_page"] = held
-    at.session_state["map_mode"] = "owner"
+    select(at, page=held, mode="owner")
     at.run()
     assert component(at, "page_map")["chosen"] == held
     assert component(at, "page_map")["mode"] == "owner"
@@ -128,7 +135,7 @@ def test_the_map_shows_pages_by_state_and_by_owner_and_says_who_holds_one(page: 
 def test_a_request_is_explained_with_its_parts_and_decisions(page: Page, engine: FakeEngine) -> None:
     done = engine.finished[2]
     at = page()
-    at.session_state["picked_rid"] = done.rid
+    select(at, rid=done.rid)
     opened(at, "requests")
     assert not at.exception
     assert f"It ended by {done.finish}" in texts(at)
@@ -138,9 +145,36 @@ def test_a_request_is_explained_with_its_parts_and_decisions(page: Page, engine:
     assert "It ended by" not in texts(at)
 
 
+def test_everything_that_is_selected_stands_in_the_address(page: Page, engine: FakeEngine) -> None:
+    rid, step = engine.waiting[2].rid, next(row.step for row in engine.passes if row.candidates)
+    at = select(page(), view="admission", step=step, rid=rid, lang="zh-CN").run()
+    assert component(at, "live_table", "passes")["selected"] == str(step)
+    at.segmented_control(key="view_box").set_value("kv").run()
+    assert at.query_params["view"] == "kv"
+    assert at.query_params["step"] == str(step)
+    at.segmented_control(key="mode_box").set_value("owner").run()
+    assert component(at, "page_map")["mode"] == "owner"
+    again = page()
+    again.query_params.update(at.query_params)
+    again.run()
+    assert component(again, "page_map")["mode"] == "owner"
+    assert again.segmented_control(key="view_box").options[0] == "当前"
+    assert component(opened(again, "now"), "live_table", "queue")["selected"] == rid
+
+
+@pytest.mark.parametrize(
+    "address",
+    [{"step": "-1"}, {"page": "1e9"}, {"view": "nothing"}, {"mode": "x"}, {"lang": "fr"}, {"rid": "r" * 9999}],
+)
+def test_an_address_that_makes_no_sense_shows_the_page_all_the_same(page: Page, address: dict[str, str]) -> None:
+    for view in ("now", "admission", "kv"):
+        at = select(page(), **{"view": view, **address}).run()
+        assert not at.exception
+
+
 def test_an_id_that_the_engine_does_not_know_is_said_to_be_unknown(page: Page) -> None:
     at = page()
-    at.session_state["picked_rid"] = "<b>nobody</b>"
+    select(at, rid="<b>nobody</b>")
     opened(at, "requests")
     assert "does not know &lt;b&gt;nobody&lt;/b&gt;" in texts(at)
 

@@ -1,0 +1,95 @@
+"""Words: every text of the page is a plain literal, has a Chinese one, and keeps its places for numbers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dashboard.words import CHINESE, ENGLISH, LANGUAGES, dictionary, language_of, mark, speak, spoken, t
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "dashboard"
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Every call of `t` and `mark` in the package, with its place."""
+    for file in sorted(DASHBOARD.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in {"t", "mark"}:
+                yield f"{file.relative_to(DASHBOARD.parent)}:{node.lineno}", node
+
+
+def literals() -> dict[str, str]:
+    """Text to the place where it is said first."""
+    found: dict[str, str] = {}
+    for place, node in calls():
+        first = node.args[0] if node.args else None
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            found.setdefault(first.value, place)
+    return found
+
+
+def places_of(text: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+@pytest.fixture(autouse=True)
+def english() -> Iterator[None]:
+    yield
+    speak(ENGLISH)
+
+
+def test_every_text_has_a_translation() -> None:
+    missing = {text: place for text, place in literals().items() if text not in dictionary(CHINESE)}
+    assert missing == {}
+
+
+def test_no_translation_is_left_over() -> None:
+    assert set(dictionary(CHINESE)) - set(literals()) == set()
+
+
+def test_no_text_is_built_where_it_is_said() -> None:
+    built = [place for place, node in calls() if node.args and isinstance(node.args[0], (ast.JoinedStr, ast.BinOp))]
+    assert built == [], "an f-string or a sum is never found in the dictionary: name the values instead"
+
+
+def test_a_translation_has_the_places_of_its_text() -> None:
+    wrong = [text for text, said in dictionary(CHINESE).items() if places_of(text) != places_of(said)]
+    assert wrong == []
+
+
+def test_the_dictionary_is_sorted_by_nobody_but_has_each_text_once() -> None:
+    pairs = json.loads(
+        (DASHBOARD / "locale" / f"{CHINESE}.json").read_text(encoding="utf-8"), object_pairs_hook=lambda items: items
+    )
+    names = [name for name, _ in pairs]
+    assert sorted(names) == sorted(set(names))
+    assert all(said.strip() for _, said in pairs)
+
+
+@pytest.mark.parametrize(
+    ("code", "language"),
+    [("zh-CN", CHINESE), ("zh", CHINESE), ("zh_Hans_CN", CHINESE), ("en-GB", ENGLISH), ("fr", None), ("", None)],
+)
+def test_a_language_is_known_by_what_browsers_call_it(code: str, language: str | None) -> None:
+    assert language_of(code) == language
+
+
+def test_a_text_is_said_in_the_language_in_use_and_else_in_english() -> None:
+    speak(CHINESE)
+    assert spoken() == CHINESE
+    assert t("Requests") == "请求"
+    assert t("nobody ever translates this {n}", n=3) == "nobody ever translates this 3"
+    assert t(mark("{braces} without values")) == "{braces} without values"
+    speak(ENGLISH)
+    assert t("Requests") == "Requests"
+    assert set(LANGUAGES) == {ENGLISH, CHINESE}
+    with pytest.raises(ValueError, match="must be one of en, zh-CN"):
+        speak("fr")
