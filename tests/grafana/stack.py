@@ -17,6 +17,7 @@ from telemetry.ports import free_port
 
 #: A tenth of every window, `for` and threshold: an hour is six minutes, and most pages take half a minute.
 TENTH = Scale(0.1)
+GROUP_INTERVAL = "6s"
 DEADLINE_S = 120.0
 
 
@@ -68,7 +69,9 @@ def stack(folder: Path, targets: Sequence[str], *, scale: Scale = TENTH) -> Iter
     config = prometheus_config(targets, rules=rule_file, alertmanager=f"{HOST}:{alerts}", scrape_s=1)
     with (
         Receiver() as receiver,
-        start_alertmanager(folder=folder, port=alerts, receiver=receiver.url) as alertmanager,
+        start_alertmanager(
+            folder=folder, port=alerts, receiver=receiver.url, group_interval=GROUP_INTERVAL
+        ) as alertmanager,
         start_prometheus(config, folder=folder, port=web) as prometheus,
         httpx.Client(base_url=prometheus.url, trust_env=False, timeout=30) as client,
     ):

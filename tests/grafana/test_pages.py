@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
+from grafana.receiver import Receiver
 from grafana.rules import ALERTS
 from tests.grafana.needs import needs
 from tests.grafana.stack import stack, wait_for
 from tests.grafana.trickle import Trickle, trickling
-from tests.telemetry.test_launch import Served
+from tests.telemetry.test_launch import Served, serving
 
 PAGES = {alert.name for alert in ALERTS if alert.severity == "page"}
 #: Alerts that a slow machine may raise about an engine in which nothing is wrong.
@@ -39,6 +40,18 @@ class Ill(NamedTuple):
     pages: frozenset[str]
     flags: tuple[str, ...] = ()
     load: Trickle | None = None
+
+
+class Told(NamedTuple):
+    """What the webhook was sent."""
+
+    alert: str
+    instance: str
+    status: str
+
+
+def _told(receiver: Receiver) -> set[Told]:
+    return {Told(one.name, one.instance, one.status) for one in receiver.notices}
 
 
 def ill(name: str, fault: str | None, *pages: str, flags: tuple[str, ...] = (), **load: int) -> Ill:
@@ -120,13 +133,20 @@ def test_each_page_is_received_behind_alertmanager(tmp_path: Path) -> None:
             engines["killed"].process.kill()
 
             def missing() -> set[tuple[str, str]]:
-                got = {(one.name, one.instance) for one in receiver.notices if one.status == "firing"}
+                got = {(one.alert, one.instance) for one in _told(receiver) if one.status == "firing"}
                 return {(page, named[target]) for page, target in wanted - got}
 
             wait_for(
                 lambda: not missing(),
                 lambda: f"not received: {sorted(missing())}; alerts: {prometheus.ask('/api/v1/alerts')}",
             )
+            # What was down comes back, and that is told too.
+            (port,) = (int(target.rpartition(":")[2]) for name, target in targets.items() if name == "killed")
+            with serving(tmp_path / "killed", *STEP, port=port):
+                wait_for(
+                    lambda: Told("AdmitscopeDown", targets["killed"], "resolved") in _told(receiver),
+                    lambda: f"the end of AdmitscopeDown was not received: {_told(receiver)}",
+                )
             received = list(receiver.notices)
             unhealthy = [rule["name"] for rule in prometheus.rules() if rule["health"] != "ok"]
     assert not unhealthy
@@ -134,6 +154,8 @@ def test_each_page_is_received_behind_alertmanager(tmp_path: Path) -> None:
     for one in received:
         assert one.route == ("page" if one.name in PAGES else "ticket"), "each goes the way of its severity"
         assert one.summary == meaning[one.name]
+    of_the_killed = {one.name for one in received if named[one.instance] == "killed"}
+    assert not of_the_killed - OF_SPEED, "an engine that is down raises much else, which the cause inhibits"
     of_the_well = {one.name for one in received if named[one.instance] == "well"}
     assert not of_the_well - OF_SPEED
 

@@ -36,8 +36,15 @@ SIMULATED = ("--executor.kind", "simulated", "--executor.simulated-step-ms", "1"
 class Served:
     """A running `admitscope serve`."""
 
-    def __init__(self, folder: Path, *flags: str, limits: tuple[str, ...] = (), module: str = "telemetry.cli") -> None:
-        words = [sys.executable, "-m", module, "serve", "--server.port", "0", *SIMULATED, *flags]
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        limits: tuple[str, ...] = (),
+        module: str = "telemetry.cli",
+        port: int = 0,
+    ) -> None:
+        words = [sys.executable, "-m", module, "serve", "--server.port", str(port), *SIMULATED, *flags]
         if limits:
             words = ["prlimit", *limits, *words]
         self.process = subprocess.Popen(
