@@ -132,7 +132,7 @@ class CacheConfig(_Frozen):
     page_size: int = Field(16, ge=1, le=1024)
     """Tokens per KV page."""
     num_pages: int | None = Field(None, ge=2, le=2**24)
-    """Pages of the pool. None: from `memory_mib`."""
+    """Pages of the pool. None: from `memory_mib`; 1024 with the simulated executor, which holds no K/V."""
     memory_mib: int = Field(512, ge=1)
     """K/V memory when `num_pages` is not given, in MiB."""
     enable_radix: bool = True
