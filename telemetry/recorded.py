@@ -1,0 +1,362 @@
+"""Recorded sources. Owns: a journal as a `Source` that answers as the engine would have answered at any step of it.
+
+A `Recording` reads the journal once, in a thread of its own: every event is kept in packed form, and folded into the
+read model that a live engine has. Where that model stands is kept now and then, so that a step far back costs one of
+those states and at most the events after it, never the journal from its beginning. A kept state holds no events: they
+are named by `seq` and taken from the packed ones again.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from engine.errors import AdmitscopeError
+from engine.events import AnyEvent, EngineStarted, StepCompleted
+from telemetry.export.source import Enough, Heard, feed, survey
+from telemetry.observe import (
+    EngineStatus,
+    Explanation,
+    LatencyAnswer,
+    PageMap,
+    PassesAnswer,
+    QueueAnswer,
+    RequestDetail,
+    RequestsAnswer,
+)
+from telemetry.read_model import ReadModel
+from telemetry.schema import LineUnion
+
+#: Events between two kept states, to begin with: about a twentieth of a second of folding.
+SPACING: Final = 8_192
+#: States kept at most; when there are more, every other one goes and the spacing doubles.
+MAX_STATES: Final = 48
+
+_PACK: Final = msgspec.msgpack.Encoder()
+_UNPACK: Final = msgspec.msgpack.Decoder(AnyEvent)
+_LOCK_TYPE: Final = type(threading.Lock())
+
+
+class _Clock:
+    """The engine's clock as of the last event that was folded: ages are those of that moment."""
+
+    def __init__(self) -> None:
+        self.t_ns = 0
+
+    def now_ns(self) -> int:
+        return self.t_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a recording is read. `steps` and `times_s` are (first, last); times in seconds from the first event.
+
+    wall_s  Unix time of the first event
+    error   why reading ended before the end of the journal, with file and line
+    notes   what the journal lacks, or why it ends early
+    """
+
+    moments: int
+    steps: tuple[int, int]
+    times_s: tuple[float, float]
+    wall_s: float
+    events: int
+    expected_s: float
+    is_read: bool
+    error: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A place in a recording: after step `step` was applied. `index` counts from 0; `at_s` from the first event."""
+
+    index: int
+    step: int
+    at_s: float
+
+
+class Recording:
+    """One journal. It is read beside, or, without `in_background`, before the constructor returns.
+
+    Safe between threads: readers ask for places that are read, and those do not change any more.
+    """
+
+    def __init__(self, path: Path, *, in_background: bool = True) -> None:
+        self.path = path
+        self._events: list[bytes] = []
+        self._seqs = array("q")
+        #: Of each moment: step, time of its last event (ns), and how many events it includes.
+        self._steps, self._times, self._ends = array("q"), array("q"), array("q")
+        self._states: list[tuple[int, bytes]] = []
+        self._spacing = SPACING
+        self._start_ns = self._expected_ns = 0
+        self._wall_ns = 0
+        self._responses = False
+        self._is_read = False
+        self._is_closed = False
+        self._error: str | None = None
+        self._notes: tuple[str, ...] = ()
+        if in_background:
+            threading.Thread(target=self._read, name="recording", daemon=True).start()
+        else:
+            self._read()
+
+    def close(self) -> None:
+        """Read no further."""
+        self._is_closed = True
+
+    def progress(self) -> Progress:
+        """How far it is read by now."""
+        last = len(self._ends) - 1
+        times = (self._seconds(0), self._seconds(last)) if last >= 0 else (0.0, 0.0)
+        return Progress(
+            moments=last + 1,
+            steps=(self._steps[0], self._steps[last]) if last >= 0 else (0, 0),
+            times_s=times,
+            wall_s=self._wall_ns / 1e9,
+            events=len(self._events),
+            expected_s=max(self._expected_ns - self._start_ns, 0) / 1e9,
+            is_read=self._is_read,
+            error=self._error,
+            notes=self._notes,
+        )
+
+    def moment(self, index: int) -> Moment:
+        """The place `index`, moved into what is read. Raises LookupError while nothing is."""
+        if not len(self._ends):
+            raise LookupError(f"{self.path}: no step is read yet")
+        index = min(max(index, 0), len(self._ends) - 1)
+        return Moment(index, self._steps[index], self._seconds(index))
+
+    def at_step(self, step: int) -> Moment:
+        """The last place that is not after `step`; the first one when all are. Raises LookupError."""
+        return self.moment(bisect_right(self._steps, step) - 1)
+
+    def at_time(self, seconds: float) -> Moment:
+        """The last place that is not after `seconds` from the first event. Raises LookupError."""
+        return self.moment(bisect_right(self._times, self._start_ns + round(seconds * 1e9)) - 1)
+
+    def event(self, index: int) -> AnyEvent:
+        """One event, by its place among those read."""
+        found: AnyEvent = _UNPACK.decode(self._events[index])
+        return found
+
+    def event_of(self, seq: int) -> AnyEvent:
+        """One event, by its `seq`. Raises LookupError."""
+        index = bisect_left(self._seqs, seq)
+        if index == len(self._seqs) or self._seqs[index] != seq:
+            raise LookupError(f"{self.path}: no event with seq {seq}")
+        return self.event(index)
+
+    def events_until(self, moment: Moment) -> int:
+        """How many events the state at `moment` includes."""
+        return self._ends[moment.index]
+
+    def model_before(self, events: int, clock: _Clock) -> tuple[int, ReadModel]:
+        """The nearest kept state with at most `events` events: (how many it has, the model)."""
+        best: tuple[int, bytes] | None = None
+        for kept in tuple(self._states):
+            if kept[0] <= events and (best is None or kept[0] > best[0]):
+                best = kept
+        if best is None:
+            return 0, ReadModel(clock=clock, expects_responses=self._responses)
+        return best[0], _restored(best[1], self, clock)
+
+    def has_state_between(self, after: int, until: int) -> bool:
+        """Whether a kept state spares folding the events from `after` on."""
+        return any(after < at <= until for at, _ in tuple(self._states))
+
+    def time_ns(self, moment: Moment) -> int:
+        """The engine's clock at `moment`."""
+        return self._times[moment.index]
+
+    def _seconds(self, index: int) -> float:
+        return (self._times[index] - self._start_ns) / 1e9
+
+    # -- the reading thread ------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            found = survey(self.path)
+            self._start_ns, self._expected_ns, self._responses = found.start_ns, found.end_ns, found.has_responses
+            self._notes = self._fold()
+        except (AdmitscopeError, OSError) as error:
+            self._error = str(error)
+        except (ValueError, ArithmeticError, LookupError) as error:
+            # An altered journal has values that no engine writes: whatever they break, it is the journal's fault.
+            self._error = f"{self.path}: a value in it cannot be read: {error}"
+        finally:
+            self._is_read = True
+
+    def _fold(self) -> tuple[str, ...]:
+        clock = _Clock()
+        model = ReadModel(clock=clock, expects_responses=self._responses)
+
+        def hear(event: Heard) -> None:
+            if self._is_closed:
+                raise Enough
+            if isinstance(event, LineUnion):
+                return  # refusals that are only counted, and holes: `feed` has a note about both
+            if isinstance(event, EngineStarted):
+                self._wall_ns = event.wall_ns
+            self._seqs.append(event.seq)
+            self._events.append(_PACK.encode(event))
+            clock.t_ns = event.t_ns
+            model.emit(event)
+            if isinstance(event, StepCompleted):
+                self._moment(event.step, max(event.times.applied_ns, event.t_ns))
+                self._keep(model, clock)
+
+        told = feed(self.path, hear)
+        if self._events and (not len(self._ends) or self._ends[-1] < len(self._events)):
+            self._moment(model.step, clock.t_ns)  # what came after the last step, or a journal without one
+        return tuple(told.notes)
+
+    def _moment(self, step: int, t_ns: int) -> None:
+        self._steps.append(step)
+        self._times.append(max(t_ns, self._times[-1] if len(self._times) else t_ns))
+        # Last: a place counts as read when its end is known.
+        self._ends.append(len(self._events))
+
+    def _keep(self, model: ReadModel, clock: _Clock) -> None:
+        at = len(self._events)
+        last = self._states[-1][0] if self._states else 0
+        if at - last < self._spacing:
+            return
+        self._states.append((at, _kept(model, clock)))
+        if len(self._states) > MAX_STATES:
+            self._states = self._states[1::2]
+            self._spacing *= 2
+
+
+class _Keeper(pickle.Pickler):
+    """Writes a read model without its events, its locks and its clock."""
+
+    def __init__(self, file: io.BytesIO, clock: _Clock) -> None:
+        super().__init__(file, protocol=5)
+        self._clock = clock
+
+    def persistent_id(self, obj: Any) -> tuple[str, int] | None:
+        """What stands for `obj` in the kept state; None keeps it as it is."""
+        if isinstance(obj, msgspec.Struct):
+            seq = getattr(obj, "seq", None)
+            return None if seq is None else ("event", seq)
+        if obj is self._clock:
+            return "clock", 0
+        return ("lock", 0) if isinstance(obj, _LOCK_TYPE) else None
+
+
+class _Restorer(pickle.Unpickler):
+    """Reads what `_Keeper` wrote: only states of this process are ever read."""
+
+    def __init__(self, state: bytes, recording: Recording, clock: _Clock) -> None:
+        super().__init__(io.BytesIO(state))
+        self._recording = recording
+        self._clock = clock
+        # One event, one object: the model compares some by identity.
+        self._events: dict[int, AnyEvent] = {}
+
+    def persistent_load(self, pid: tuple[str, int]) -> Any:
+        """What `pid` stands for."""
+        kind, seq = pid
+        if kind == "clock":
+            return self._clock
+        if kind == "lock":
+            return threading.Lock()
+        event = self._events.get(seq)
+        if event is None:
+            event = self._events[seq] = self._recording.event_of(seq)
+        return event
+
+
+def _kept(model: ReadModel, clock: _Clock) -> bytes:
+    buffer = io.BytesIO()
+    _Keeper(buffer, clock).dump(model)
+    return buffer.getvalue()
+
+
+def _restored(state: bytes, recording: Recording, clock: _Clock) -> ReadModel:
+    model = _Restorer(state, recording, clock).load()
+    assert isinstance(model, ReadModel), "a kept state is a read model"
+    return model
+
+
+class RecordedSource:
+    """A recording at one moment, as a `Source`. Safe between threads; `seek` moves it for all who ask it."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._lock = threading.RLock()
+        self._clock = _Clock()
+        self._model = ReadModel(clock=self._clock)
+        self._done = 0
+        self._moment: Moment | None = None
+
+    def __enter__(self) -> RecordedSource:
+        """Keep the moment until the end of the block: answers that belong together are asked in one block."""
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @property
+    def moment(self) -> Moment | None:
+        """Where it stands; None before the first `seek`."""
+        return self._moment
+
+    def seek(self, moment: Moment) -> None:
+        """Answer as of `moment` from now on."""
+        with self._lock:
+            wanted = self.recording.events_until(moment)
+            if wanted < self._done or not self._done or self.recording.has_state_between(self._done, wanted):
+                self._clock = _Clock()
+                self._done, self._model = self.recording.model_before(wanted, self._clock)
+            for index in range(self._done, wanted):
+                self._model.emit(self.recording.event(index))
+            self._done = wanted
+            self._clock.t_ns = self.recording.time_ns(moment)
+            self._moment = moment
+
+    def status(self) -> EngineStatus:
+        """One look at the engine. Like every answer, it raises NotStarted before the first `seek`."""
+        with self._lock:
+            return self._model.status()
+
+    def queue(self, limit: int = 500) -> QueueAnswer:
+        with self._lock:
+            return self._model.queue(limit)
+
+    def passes(self, n: int = 32) -> PassesAnswer:
+        with self._lock:
+            return self._model.passes(n)
+
+    def latency(self) -> LatencyAnswer:
+        with self._lock:
+            return self._model.latency()
+
+    def requests(self, limit: int = 500) -> RequestsAnswer:
+        with self._lock:
+            return self._model.requests(limit)
+
+    def request(self, rid: str) -> RequestDetail | None:
+        """One request that was live or recently finished at the moment."""
+        with self._lock:
+            return self._model.request(rid)
+
+    def pages(self) -> PageMap:
+        with self._lock:
+            return self._model.page_map()
+
+    def explain(self, rid: str) -> Explanation | None:
+        with self._lock:
+            return self._model.explain(rid)

@@ -1,0 +1,126 @@
+"""Recorded sources: at every step a journal answers as the engine did, in whatever order the steps are asked for."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.clock import VirtualClock
+from engine.events import AnyEvent
+from telemetry import recorded
+from telemetry.export.source import feed
+from telemetry.observe import Value
+from telemetry.read_model import NotStarted, ReadModel
+from telemetry.recorded import RecordedSource, Recording
+from telemetry.schema import LineUnion
+
+JOURNAL = Path(__file__).parent / "data" / "cookbook.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    """The cookbook's journal with many kept states, so that they are used."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recorded, "SPACING", 300)
+        return Recording(JOURNAL, in_background=False)
+
+
+@pytest.fixture(scope="module")
+def events() -> list[AnyEvent]:
+    heard: list[AnyEvent] = []
+    feed(JOURNAL, lambda event: None if isinstance(event, LineUnion) else heard.append(event))
+    return heard
+
+
+def answers(source: RecordedSource | ReadModel, rids: list[str]) -> list[Value | None]:
+    pages = source.pages() if isinstance(source, RecordedSource) else source.page_map()
+    told = [each for rid in rids for each in (source.request(rid), source.explain(rid))]
+    return [source.status(), source.queue(500), source.passes(48), source.latency(), source.requests(500), pages, *told]
+
+
+def test_every_event_is_kept_and_every_step_is_a_place(recording: Recording, events: list[AnyEvent]) -> None:
+    told = recording.progress()
+    assert told.is_read
+    assert told.error is None
+    assert told.events == len(events)
+    assert [recording.event(i) for i in (0, 77, len(events) - 1)] == [events[0], events[77], events[-1]]
+    assert recording.event_of(events[500].seq) == events[500]
+    assert told.steps[0] == 1
+    assert recording.moment(10**9).step == told.steps[1]
+    assert recording.at_step(17).step == 17
+    assert recording.at_step(0) == recording.at_time(-1.0) == recording.moment(0)
+    assert recording.at_time(recording.at_step(100).at_s).step == 100
+    assert len(recording._states) > 5
+
+
+@settings(max_examples=12, deadline=None)
+@given(steps=st.lists(st.integers(1, 855), min_size=1, max_size=4))
+def test_in_any_order_it_answers_as_a_model_that_was_told_everything_up_to_there(
+    recording: Recording, events: list[AnyEvent], steps: list[int]
+) -> None:
+    source = RecordedSource(recording)
+    for step in steps:
+        moment = recording.at_step(step)
+        source.seek(moment)
+        clock = VirtualClock(recording.time_ns(moment))
+        straight = ReadModel(clock=clock, expects_responses=True)
+        for event in events[: recording.events_until(moment)]:
+            straight.emit(event)
+        rids = [*list(straight.tracker.live)[:2], *list(straight.finished)[-2:]]
+        assert answers(source, rids) == answers(straight, rids)
+        assert source.status().step == step
+
+
+def test_a_kept_state_holds_no_events(recording: Recording) -> None:
+    assert max(len(state) for _, state in recording._states) < 400_000
+    assert b"StepPlanned" not in recording._states[-1][1]
+
+
+def test_kept_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "SPACING", 20)
+    monkeypatch.setattr(recorded, "MAX_STATES", 6)
+    recording = Recording(JOURNAL, in_background=False)
+    assert len(recording._states) <= 6
+    assert recording._spacing > 20
+
+
+def test_before_the_first_place_there_is_no_answer(recording: Recording) -> None:
+    with pytest.raises(NotStarted):
+        RecordedSource(recording).status()
+
+
+def test_an_altered_line_is_named_with_file_and_number(tmp_path: Path) -> None:
+    lines = gzip.decompress(JOURNAL.read_bytes()).splitlines(keepends=True)
+    altered = tmp_path / "altered.jsonl"
+    altered.write_bytes(b"".join([*lines[:900], b'{"type":"StepPlanned","seq":\n', *lines[901:]]))
+    told = Recording(altered, in_background=False).progress()
+    assert told.error is not None
+    assert "altered.jsonl:901" in told.error
+    assert told.is_read
+
+
+def test_a_torn_journal_is_shown_up_to_its_end_with_a_note(tmp_path: Path) -> None:
+    whole = gzip.decompress(JOURNAL.read_bytes())
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(whole[: len(whole) // 2])
+    recording = Recording(torn, in_background=False)
+    told = recording.progress()
+    assert told.error is None
+    assert any("ends before its time" in note for note in told.notes)
+    source = RecordedSource(recording)
+    source.seek(recording.moment(told.moments - 1))
+    assert source.status().step == told.steps[1] > 100
+
+
+@pytest.mark.parametrize("text", [b"", b"no journal\n", b'{"type":"header"}\n'])
+def test_what_is_no_journal_is_an_error_and_no_place(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(text)
+    recording = Recording(path, in_background=False)
+    assert str(path) in (recording.progress().error or "")
+    with pytest.raises(LookupError):
+        recording.moment(0)
