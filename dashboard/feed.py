@@ -19,7 +19,9 @@ from telemetry.client import BadQuestion, Source, SourceUnavailable
 from telemetry.observe import (
     EngineStatus,
     Explanation,
+    LanesAnswer,
     LatencyAnswer,
+    LatencyBreakdown,
     PageMap,
     PassesAnswer,
     QueueAnswer,
@@ -29,11 +31,12 @@ from telemetry.observe import (
 
 _A = TypeVar("_A")
 
-PARTS: Final = frozenset({"queue", "passes", "latency", "requests", "pages"})
+PARTS: Final = frozenset({"queue", "passes", "latency", "requests", "pages", "breakdown", "lanes"})
 
 #: Rows that a table shows at most, and passes that the page looks back.
 MAX_ROWS: Final = 500
 MAX_PASSES: Final = 48
+MAX_LANES: Final = 80
 
 #: A part that nobody asked for in this time is not fetched.
 _WANTED_S: Final = 12.0
@@ -58,6 +61,8 @@ class Look:
     latency: LatencyAnswer | None = None
     requests: RequestsAnswer | None = None
     pages: PageMap | None = None
+    breakdown: LatencyBreakdown | None = None
+    lanes: LanesAnswer | None = None
 
     def has(self, parts: frozenset[str]) -> bool:
         """Whether all `parts` are here."""
@@ -153,7 +158,7 @@ class Feed:
                 (status.engine_id, status.observe_seq) == (last.status.engine_id, last.status.observe_seq)
             )
 
-            def part(name: str, ask: Callable[[], _A], kept: _A | None) -> Future[_A | None]:
+            def part(name: str, ask: Callable[[], _A | None], kept: _A | None) -> Future[_A | None]:
                 # What nobody looks at is dropped, so that it is never shown later as if it were new.
                 if name not in wanted or (is_same and kept is not None):
                     return _known(kept if name in wanted else None)
@@ -165,6 +170,8 @@ class Feed:
             latency = part("latency", self._source.latency, last.latency)
             requests = part("requests", lambda: self._source.requests(MAX_ROWS), last.requests)
             pages = part("pages", self._source.pages, last.pages)
+            breakdown = part("breakdown", self._source.breakdown, last.breakdown)
+            lanes = part("lanes", lambda: self._source.lanes(MAX_LANES), last.lanes)
             return Look(
                 status=status,
                 queue=queue.result(),
@@ -172,6 +179,8 @@ class Feed:
                 latency=latency.result(),
                 requests=requests.result(),
                 pages=pages.result(),
+                breakdown=breakdown.result(),
+                lanes=lanes.result(),
                 contact_wall_s=self._wall(),
                 contact_mono_s=self._mono(),
             )
@@ -186,4 +195,6 @@ class Feed:
                 latency=last.latency,
                 requests=last.requests,
                 pages=last.pages,
+                breakdown=last.breakdown,
+                lanes=last.lanes,
             )

@@ -5,64 +5,34 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from engine.events import AdmissionDecided
-from engine.scheduler.decision import ADMITTED, LedgerView, Reason
+from engine.scheduler.decision import Reason
+from telemetry.answers_lanes import lane
+from telemetry.answers_pass import decision, ledgers, limits
+from telemetry.answers_timeline import KEPT_GAPS, timeline
 from telemetry.blockers import ENGINE_BUSY, ORDER
 from telemetry.latency_ring import SLOT_NS, quantile
 from telemetry.live_explain import sentences
 from telemetry.metric_catalog import LiveState
 from telemetry.observe import (
     BLOCKERS,
-    TTFT_PARTS,
-    ChunkRow,
-    DecisionRow,
     EngineStatus,
     Explanation,
     Head,
     LatencyAnswer,
     Ledgers,
     PageMap,
-    PassesAnswer,
-    PassRow,
     QueueAnswer,
     QueueEntry,
     RequestDetail,
     RequestRow,
     RequestsAnswer,
-    Timeline,
-    WaitSpan,
 )
 from telemetry.request_timeline import RequestTimeline
 
 if TYPE_CHECKING:
-    from telemetry.read_model import ReadModel, StepRow
+    from telemetry.read_model import ReadModel
 
-#: Gaps that a timeline carries, and from which a list row's median is taken.
-KEPT_GAPS: Final = 1024
 RATE_WINDOW_S: Final = 10
-
-
-def _ledgers(view: LedgerView | None) -> Ledgers | None:
-    if view is None:
-        return None
-    return Ledgers(
-        rem_input=view.rem_input,
-        rem_chunk=view.rem_chunk,
-        remaining_total=view.remaining_total,
-        remaining_current=view.remaining_current,
-    )
-
-
-def limits(model: ReadModel) -> Ledgers:
-    """What each ledger may hold at most, by configuration."""
-    scheduler, pool = model.config.scheduler, model.pages.num_pages * model.config.cache.page_size
-    return Ledgers(
-        rem_input=scheduler.max_prefill_tokens,
-        rem_chunk=scheduler.chunked_prefill_size,
-        remaining_total=pool,
-        remaining_current=pool,
-        rows=scheduler.max_running_requests,
-    )
 
 
 def _head(head: Head) -> dict[str, Any]:
@@ -82,7 +52,7 @@ def status(model: ReadModel, head: Head) -> EngineStatus:
     oldest = queue.oldest_ns()
     tokens, prefill = model.ring.rates(now, RATE_WINDOW_S)
     last_pass = next((s.planned for s in reversed(model.steps) if s.planned.budget_close is not None), None)
-    remaining = _ledgers(last_pass.budget_close) if last_pass is not None else None
+    remaining = ledgers(last_pass.budget_close) if last_pass is not None else None
     end = last_pass.pass_end if last_pass is not None else None
     rows_left = max(model.config.scheduler.max_running_requests - running, 0)
     violations = {k: v for k, v in model.checker.violations_by_id.items() if v} if model.checker is not None else {}
@@ -180,76 +150,6 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int) -> Q
     )
 
 
-def passes(model: ReadModel, head: Head, n: int) -> PassesAnswer:
-    """The last `n` steps, oldest first."""
-    rows = list(model.steps)[-n:]
-    return PassesAnswer(**_head(head), passes=tuple(_pass_row(model, row) for row in rows))
-
-
-def _pass_row(model: ReadModel, row: StepRow) -> PassRow:
-    plan, done, end = row.planned, row.completed, row.planned.pass_end
-    return PassRow(
-        step=plan.step,
-        t_wall_s=model.wall_s(plan.t_ns),
-        kind=plan.kind,
-        policy=plan.active_policy,
-        limits=limits(model),
-        budget_open=_ledgers(plan.budget_open),
-        budget_close=_ledgers(plan.budget_close),
-        mixed_rows=plan.mixed_rows,
-        prefill_tokens=sum(piece.extend_len for piece in plan.prefills),
-        decode_rows=len(plan.decodes),
-        candidates=tuple(_decision(model, decision) for decision in row.decisions),
-        end=end.stop if end is not None else None,
-        end_reason=end.stopped_by if end is not None else None,
-        end_rid=end.rid if end is not None else None,
-        not_considered=end.not_considered if end is not None else 0,
-        num_waiting=plan.num_waiting,
-        num_running=plan.num_running,
-        evicted_pages=plan.evicted_pages,
-        retracted=(*(victim.rid for victim in plan.retractions), *plan.preempted),
-        guards=tuple(plan.guards),
-        new_token_ratio=plan.new_token_ratio,
-        step_s=(done.times.applied_ns - done.times.started_ns) / 1e9 if done is not None else None,
-    )
-
-
-def _decision(model: ReadModel, event: AdmissionDecided) -> DecisionRow:
-    return DecisionRow(
-        rid=event.rid,
-        step=event.step,
-        t_wall_s=model.wall_s(event.t_ns),
-        order=event.order,
-        is_continuation=event.is_continuation,
-        prefix_len=event.prefix_len,
-        candidate_extend=event.candidate_extend,
-        selected_extend=event.selected_extend,
-        extend_end=event.extend_end,
-        before=Ledgers(
-            rem_input=event.rem_input_before,
-            rem_chunk=event.rem_chunk_before,
-            remaining_total=event.remaining_total_before,
-            remaining_current=event.remaining_current_before,
-        ),
-        after=Ledgers(
-            rem_input=event.rem_input_after,
-            rem_chunk=event.rem_chunk_after,
-            remaining_total=event.remaining_total_after,
-            remaining_current=event.remaining_current_after,
-        ),
-        reserved_new_tokens=event.reserved_new_tokens,
-        is_chunked=event.is_chunked,
-        result=event.result,
-        reason=event.reason,
-        admitted=event.reason in ADMITTED,
-        need=event.need,
-        have=event.have,
-        stopped_pass=event.stopped_pass,
-        times_passed_over=event.times_passed_over,
-        overdrafts=tuple(event.overdrafts),
-    )
-
-
 def latency(model: ReadModel, head: Head) -> LatencyAnswer:
     """Latency over time."""
     points = model.ring.points(model.clock.now_ns(), model.wall_s)
@@ -312,59 +212,10 @@ def request(model: ReadModel, head: Head, rid: str) -> RequestDetail | None:
         **_head(head),
         request=_request_row(model, found),
         queue=entry,
-        timeline=_timeline(model, found),
-        decisions=tuple(_decision(model, decision) for decision in found.decisions),
+        timeline=timeline(model, found),
+        decisions=tuple(decision(model, event) for event in found.decisions),
         decisions_left_out=found.decisions_left_out,
-    )
-
-
-def _timeline(model: ReadModel, request: RequestTimeline) -> Timeline:
-    spans = [
-        WaitSpan(
-            start_ns=held.start_ns,
-            end_ns=held.end_ns,
-            blocker=BLOCKERS[held.blocker],
-            reason=held.reason,
-            who_stopped=held.who,
-            passes=held.passes,
-        )
-        for held in request.held
-    ]
-    if request.blocker is not None:
-        spans.append(_open_span(model, request, request.blocker))
-    chunk_fields = ChunkRow.model_fields
-    return Timeline(
-        accepted_ns=request.accepted_ns,
-        enqueued_ns=request.enqueued_ns,
-        admitted_ns=request.admitted_ns,
-        first_token_ns=request.first_token_ns,
-        first_byte_ns=request.first_byte_ns,
-        last_token_ns=request.token_ns[-1] if len(request.token_ns) else None,
-        last_byte_ns=request.last_byte_ns,
-        finished_ns=request.finished_ns,
-        ttft_ns=request.ttft_ns,
-        parts_ns=dict(zip(TTFT_PARTS, request.parts, strict=True)),
-        blockers_ns={name: ns for name, ns in zip(BLOCKERS, request.blockers, strict=True) if ns},
-        refused_between_ns=request.refused_between_ns,
-        waits=tuple(spans),
-        chunks=tuple(ChunkRow(**{name: getattr(chunk, name) for name in chunk_fields}) for chunk in request.chunks),
-        gaps_ns=tuple(request.gaps_ns()[-KEPT_GAPS:]),
-    )
-
-
-def _open_span(model: ReadModel, request: RequestTimeline, blocker: int) -> WaitSpan:
-    """The stretch that is not over; it ends, for now, with the last event."""
-    watch, reason, who = model.tracker.queue, request.reason, None
-    if blocker == ORDER and watch.last_pass is not None:
-        reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
-    last = model.last.t_ns if model.last is not None else request.blocker_since_ns
-    return WaitSpan(
-        start_ns=request.blocker_since_ns,
-        end_ns=max(last, request.blocker_since_ns),
-        blocker=BLOCKERS[blocker],
-        reason=reason,
-        who_stopped=who,
-        passes=watch.passes - request.blocker_passes,
+        lane=lane(model, found),
     )
 
 

@@ -21,7 +21,9 @@ from telemetry.observe import (
     EngineStatus,
     Explanation,
     Head,
+    LanesAnswer,
     LatencyAnswer,
+    LatencyBreakdown,
     ObserveError,
     PageMap,
     PassesAnswer,
@@ -67,6 +69,10 @@ class Source(Protocol):
     def passes(self, n: int = 32) -> PassesAnswer: ...
 
     def latency(self) -> LatencyAnswer: ...
+
+    def breakdown(self) -> LatencyBreakdown | None: ...
+
+    def lanes(self, n: int = 40) -> LanesAnswer | None: ...
 
     def requests(self, limit: int = 500) -> RequestsAnswer: ...
 
@@ -118,6 +124,14 @@ class LiveSource:
 
     def latency(self) -> LatencyAnswer:
         return self._must("/observe/latency", LatencyAnswer)
+
+    def breakdown(self) -> LatencyBreakdown | None:
+        """Where the time of first tokens and of gaps went; None from an older engine, which does not say."""
+        return self._ask("/observe/breakdown", LatencyBreakdown)
+
+    def lanes(self, n: int = 40) -> LanesAnswer | None:
+        """The latest `n` arrivals as lanes of spans (1 to 200); None from an older engine, which does not say."""
+        return self._ask("/observe/lanes", LanesAnswer, {"n": n})
 
     def requests(self, limit: int = 500) -> RequestsAnswer:
         """Live requests and the latest finished ones, at most `limit` of each (1 to 5,000)."""

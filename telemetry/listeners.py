@@ -19,6 +19,7 @@ from telemetry.exemplars import Exemplars
 from telemetry.exposition import Exposition
 from telemetry.isolation import IsolatedSink
 from telemetry.journal_cap import CappedJournal
+from telemetry.latency_book import Objectives
 from telemetry.logs import RequestLog
 from telemetry.metering import MeteredFanOut
 from telemetry.metric_catalog import NS
@@ -61,6 +62,9 @@ class Listeners:
             expects_responses=True,
             checker=None if checker.is_off else checker,
             rejected=self._rejected,
+            objectives=Objectives(
+                ttft_ns=round(command.traces.ttft_objective_s * NS), gap_ns=round(command.traces.gap_objective_s * NS)
+            ),
             heartbeat=self._heartbeat_ns,
         )
         queues = [] if journal is None else [BufferedSink(journal, "journal")]

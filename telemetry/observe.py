@@ -22,6 +22,8 @@ from telemetry.observe_base import (
     Ledgers,
     Value,
 )
+from telemetry.observe_lanes import Lane, LanesAnswer, LaneSpan, Stall
+from telemetry.observe_latency import FirstToken, LatencyBreakdown, ObjectiveShare, PartsSlot, TailShare
 from telemetry.observe_requests import (
     ChunkRow,
     DecisionRow,
@@ -96,6 +98,20 @@ class QueueAnswer(Head):
     by_blocker: dict[str, int]
 
 
+class QueueMove(Value):
+    """Where one waiting request stood before a pass, and where its policy put it.
+
+    before  place by entry to the queue, 0 for the first
+    after   place in which the pass looked at it; None when the pass ended before it
+    key     what its policy sorts by, in the unit of `PassRow.order_key`; None when that is not in the records
+    """
+
+    rid: str
+    before: int
+    after: int | None = None
+    key: float | None = None
+
+
 class PassRow(Value):
     """One step and the admission pass it made, if it made one.
 
@@ -107,6 +123,9 @@ class PassRow(Value):
     end_rid        the request at which it ended
     candidates     decisions in the order made
     step_s         whole step once it is applied; None while it runs
+    order_key      what the policy sorted by: entry, cached_tokens, uncached_tokens, max_new_tokens, priority; or "",
+                   when that is not in the records
+    moves          who was looked at, in that order, then the first of the others; `waiting_before` counts all
     """
 
     step: int
@@ -131,6 +150,9 @@ class PassRow(Value):
     guards: tuple[str, ...] = ()
     new_token_ratio: float = 0.0
     step_s: float | None = None
+    order_key: str = ""
+    moves: tuple[QueueMove, ...] = ()
+    waiting_before: int = 0
 
 
 class PassesAnswer(Head):
@@ -216,21 +238,31 @@ __all__ = [
     "DecisionRow",
     "EngineStatus",
     "Explanation",
+    "FirstToken",
     "Head",
     "KvPages",
+    "Lane",
+    "LaneSpan",
+    "LanesAnswer",
     "LatencyAnswer",
+    "LatencyBreakdown",
     "LatencyPoint",
     "Ledgers",
+    "ObjectiveShare",
     "ObserveError",
     "PageMap",
     "PageOwner",
+    "PartsSlot",
     "PassRow",
     "PassesAnswer",
     "QueueAnswer",
     "QueueEntry",
+    "QueueMove",
     "RequestDetail",
     "RequestRow",
     "RequestsAnswer",
+    "Stall",
+    "TailShare",
     "Timeline",
     "Value",
     "WaitSpan",

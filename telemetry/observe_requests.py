@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from telemetry.observe_base import Head, Ledgers, Value
+from telemetry.observe_lanes import Lane
 
 
 class QueueEntry(Value):
@@ -151,13 +152,17 @@ class Timeline(Value):
 
 
 class RequestDetail(Head):
-    """Everything known about one request. `queue` only while it waits; `decisions` are the latest 256, oldest first."""
+    """Everything known about one request. `queue` only while it waits; `decisions` are the latest 256, oldest first.
+
+    lane  None from an engine that does not say
+    """
 
     request: RequestRow
     queue: QueueEntry | None = None
     timeline: Timeline
     decisions: tuple[DecisionRow, ...]
     decisions_left_out: int = 0
+    lane: Lane | None = None
 
 
 class Explanation(Head):

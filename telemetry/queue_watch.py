@@ -6,7 +6,9 @@ of this pass and of the last, and the newcomers, change. That keeps a pass O(wha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import islice
 
 from engine.events import AdmissionDecided, StepPlanned
 from engine.scheduler.decision import Reason
@@ -37,6 +39,9 @@ class QueueWatch:
         self._newcomers: dict[str, None] = {}
         self._refused: dict[str, None] = {}
         self._at_ns = 0
+        # Numbers of the waiting requests' entries, rising: the place of one is found without walking the queue.
+        self._entries: list[int] = []
+        self._entered = 0
 
     @property
     def retracted(self) -> int:
@@ -47,6 +52,15 @@ class QueueWatch:
         """Waiting requests: those the last pass refused, as it looked at them, then the others as they came."""
         first = [self.waiting[rid] for rid in self._refused]
         return first + [request for rid, request in self.waiting.items() if rid not in self._refused]
+
+    def place(self, rid: str) -> int | None:
+        """Place of a waiting request by entry to the queue, 0 for the first; None when it does not wait."""
+        request = self.waiting.get(rid)
+        return None if request is None else bisect_left(self._entries, request.enqueued_as)
+
+    def first(self, n: int) -> tuple[str, ...]:
+        """The first `n` by entry to the queue."""
+        return tuple(islice(self.waiting, n))
 
     def advance(self, t_ns: int) -> None:
         """Move the integrals to `t_ns`; an earlier time changes nothing."""
@@ -78,6 +92,10 @@ class QueueWatch:
         self.waiting[request.rid] = request
         if request.admitted_ns is not None:
             self._came_back[request.rid] = None
+        if self._keep_spans:
+            self._entered += 1
+            request.enqueued_as = self._entered
+            self._entries.append(self._entered)
         self.counts[ENGINE_BUSY] += 1
         self._newcomers[request.rid] = None
         request.blocker = ENGINE_BUSY
@@ -91,6 +109,8 @@ class QueueWatch:
             return
         self.advance(t_ns)
         del self.waiting[request.rid]
+        if self._keep_spans:
+            del self._entries[bisect_left(self._entries, request.enqueued_as)]
         self._close(request, t_ns)
         self.counts[request.blocker] -= 1
         self._came_back.pop(request.rid, None)

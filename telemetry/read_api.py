@@ -18,7 +18,9 @@ from telemetry.exposition import Exposition
 from telemetry.observe import (
     EngineStatus,
     Explanation,
+    LanesAnswer,
     LatencyAnswer,
+    LatencyBreakdown,
     ObserveError,
     PageMap,
     PassesAnswer,
@@ -30,6 +32,7 @@ from telemetry.observe import (
 from telemetry.read_model import KEPT_STEPS, NotStarted, ReadModel
 
 MAX_LIMIT: Final = 5_000
+MAX_LANES: Final = 200
 MAX_RID: Final = 200
 _NO_STORE: Final = {"cache-control": "no-store"}
 
@@ -91,6 +94,12 @@ def create_router(model: ReadModel, exposition: Exposition | None = None, *, sgl
     async def latency() -> Response:
         return await _answer(model.latency)
 
+    async def breakdown() -> Response:
+        return await _answer(model.breakdown)
+
+    async def lanes(request: Request) -> Response:
+        return await _answer(lambda: model.lanes(_number(request, "n", default=40, most=MAX_LANES)))
+
     async def requests(request: Request) -> Response:
         return await _answer(lambda: model.requests(_number(request, "limit", default=500, most=MAX_LIMIT)))
 
@@ -108,6 +117,8 @@ def create_router(model: ReadModel, exposition: Exposition | None = None, *, sgl
         ("/observe/queue", queue, QueueAnswer, "limit", MAX_LIMIT),
         ("/observe/passes", passes, PassesAnswer, "n", KEPT_STEPS),
         ("/observe/latency", latency, LatencyAnswer, None, 0),
+        ("/observe/breakdown", breakdown, LatencyBreakdown, None, 0),
+        ("/observe/lanes", lanes, LanesAnswer, "n", MAX_LANES),
         ("/observe/requests", requests, RequestsAnswer, "limit", MAX_LIMIT),
         ("/observe/requests/{rid:path}", one, RequestDetail, None, 0),
         ("/observe/pages", pages, PageMap, None, 0),

@@ -26,14 +26,17 @@ from engine.events import (
     StepPlanned,
 )
 from engine.request import FinishReason
-from telemetry import answers
+from telemetry import answers, answers_lanes, answers_latency, answers_pass
+from telemetry.latency_book import LatencyBook, Objectives
 from telemetry.latency_ring import LatencyRing
 from telemetry.metric_books import CheckerCounts
 from telemetry.observe import (
     EngineStatus,
     Explanation,
     Head,
+    LanesAnswer,
     LatencyAnswer,
+    LatencyBreakdown,
     PageMap,
     PassesAnswer,
     QueueAnswer,
@@ -41,25 +44,47 @@ from telemetry.observe import (
     RequestsAnswer,
 )
 from telemetry.page_book import PageBook
+from telemetry.queue_watch import QueueWatch
 from telemetry.request_timeline import RequestTimeline
 from telemetry.timeline import TimelineTracker
 
 KEPT_STEPS: Final = 512
 KEPT_FINISHED: Final = 500
+#: Waiting requests whose places before a pass are kept, beside those it looked at.
+KEPT_FIRST_WAITING: Final = 24
 
 
 class NotStarted(Exception):
     """No engine has been heard of yet."""
 
 
+class SeenPass:
+    """What a pass looked at, and the queue as it found it.
+
+    places         of each decision's request by entry to the queue; None: it did not wait
+    first_waiting  the first by entry, whoever was looked at
+    """
+
+    __slots__ = ("decisions", "first_waiting", "places", "waiting")
+
+    def __init__(self, queue: QueueWatch) -> None:
+        self.decisions: list[AdmissionDecided] = []
+        self.places: list[int | None] = []
+        self.waiting = len(queue.waiting)
+        self.first_waiting = queue.first(KEPT_FIRST_WAITING)
+
+
 class StepRow:
     """One step as kept: its plan, the decisions of its pass, and, once applied, its completion."""
 
-    __slots__ = ("completed", "decisions", "planned")
+    __slots__ = ("completed", "decisions", "first_waiting", "places", "planned", "waiting_before")
 
-    def __init__(self, planned: StepPlanned, decisions: list[AdmissionDecided]) -> None:
+    def __init__(self, planned: StepPlanned, seen: SeenPass) -> None:
         self.planned = planned
-        self.decisions = decisions
+        self.decisions = seen.decisions
+        self.places = seen.places
+        self.first_waiting = seen.first_waiting
+        self.waiting_before = seen.waiting
         self.completed: StepCompleted | None = None
 
 
@@ -69,6 +94,7 @@ class ReadModel:
     clock              the engine's, for ages
     expects_responses  a server reports first bytes; see `TimelineTracker`
     heartbeat          engine-clock nanoseconds when the loop last turned; None: the last event
+    objectives         what counts as late
     rejected           requests turned away at the door, by cause; the core never hears of them
     """
 
@@ -80,6 +106,7 @@ class ReadModel:
         heartbeat: Callable[[], int] | None = None,
         checker: CheckerCounts | None = None,
         rejected: Callable[[], Mapping[str, int]] = dict,
+        objectives: Objectives = Objectives(),  # noqa: B008 - immutable
     ) -> None:
         self._lock = threading.Lock()
         self.clock = clock
@@ -93,11 +120,12 @@ class ReadModel:
         self.steps: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self.finished: OrderedDict[str, RequestTimeline] = OrderedDict()
         self.ring = LatencyRing()
+        self.book = LatencyBook(objectives)
         self.last: AnyEvent | None = None
         self.step = 0
         self.totals: Counter[str] = Counter()
         self.finish_counts: Counter[FinishReason] = Counter()
-        self._decisions: list[AdmissionDecided] = []
+        self._pass: SeenPass | None = None
         self._at_ns = 0
 
     def emit(self, event: AnyEvent) -> None:
@@ -116,10 +144,11 @@ class ReadModel:
             return
         if isinstance(event, StepCompleted):
             self._at_ns = event.times.applied_ns or event.t_ns
+            self._applied(event)
         self.tracker.apply(event)
         match event:
             case AdmissionDecided():
-                self._decisions.append(event)
+                self._decided(event)
             case StepPlanned():
                 self._planned(event)
             case StepCompleted():
@@ -132,20 +161,32 @@ class ReadModel:
             case EngineStarted():
                 self.started = event
                 self.config = EngineConfig.model_validate_json(event.config)
+                self.book.started(self.config.scheduler.chunked_prefill_size)
                 self.pages = PageBook(event.num_pages)
 
     def _planned(self, event: StepPlanned) -> None:
-        decisions, self._decisions = self._decisions, []
-        self.steps.append(StepRow(event, decisions))
+        seen, self._pass = self._pass or SeenPass(self.tracker.queue), None
+        self.steps.append(StepRow(event, seen))
         self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions) + len(event.preempted)
         self.totals["evicted_pages"] += event.evicted_pages
         self.ring.at(event.t_ns).prefill += sum(row.extend_len for row in event.prefills)
 
-    def _completed(self, event: StepCompleted) -> None:
+    def _decided(self, event: AdmissionDecided) -> None:
+        # All decisions of a pass come before anybody leaves the queue because of it.
+        if self._pass is None:
+            self._pass = SeenPass(self.tracker.queue)
+        self._pass.decisions.append(event)
+        self._pass.places.append(self.tracker.queue.place(event.rid))
+
+    def _applied(self, event: StepCompleted) -> None:
+        """The step's plan has its end; the book hears of it before the step's tokens are told."""
         for row in reversed(self.steps):
             if row.planned.step == event.step:
                 row.completed = event
+                self.book.stepped(row.planned, event)
                 break
+
+    def _completed(self, event: StepCompleted) -> None:
         tokens = 0 if event.failed else len(event.rows)
         self.totals["steps"] += 1
         self.totals["generation_tokens"] += tokens
@@ -168,10 +209,11 @@ class ReadModel:
         self.ring.add_ttft(self._at_ns, request.first_token_ns - request.accepted_ns)
 
     def on_ttft(self, request: RequestTimeline) -> None:
-        """Shown with the request."""
+        self.book.first_token(request)
 
-    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:  # noqa: ARG002 - of the protocol
+    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
         self.ring.add_gaps(self._at_ns, gap_ns, count)
+        self.book.gaps(self._at_ns, gap_ns, count, queued=queued)
 
     def on_finished(self, request: RequestTimeline) -> None:
         assert request.finish is not None, "announced before its end"
@@ -201,11 +243,21 @@ class ReadModel:
     def passes(self, n: int) -> PassesAnswer:
         """The last `n` steps."""
         with self._lock:
-            return answers.passes(self, self._head(), n)
+            return answers_pass.passes(self, self._head(), n)
 
     def latency(self) -> LatencyAnswer:
         with self._lock:
             return answers.latency(self, self._head())
+
+    def breakdown(self) -> LatencyBreakdown:
+        """Where the time of first tokens and of gaps went."""
+        with self._lock:
+            return answers_latency.breakdown(self, self._head())
+
+    def lanes(self, n: int) -> LanesAnswer:
+        """The latest `n` arrivals as lanes of spans."""
+        with self._lock:
+            return answers_lanes.lanes(self, self._head(), n)
 
     def requests(self, limit: int) -> RequestsAnswer:
         """Live and finished requests, at most `limit` of each."""

@@ -68,6 +68,8 @@ class RequestTimeline:
     late_blockers  the same for waiting after the first token (retracted while decoding)
     decisions  examinations, the latest KEPT; like `held`, nothing without `keep_detail`
     held       each closed stretch of waiting, the latest KEPT
+    retracted_ns  when it was pushed back to the queue
+    enqueued_as   number of its entry to the queue: rises with each request that enters
     token_ns   when each token was applied; complete only after `TimelineTracker.settle_tokens`
     """
 
@@ -86,6 +88,7 @@ class RequestTimeline:
         "decisions",
         "decisions_left_out",
         "end_cause",
+        "enqueued_as",
         "enqueued_ns",
         "finish",
         "finished_ns",
@@ -107,6 +110,7 @@ class RequestTimeline:
         "reason",
         "refused_between_ns",
         "response_done",
+        "retracted_ns",
         "rid",
         "run_from",
         "runs",
@@ -135,6 +139,8 @@ class RequestTimeline:
         self.refused_between_ns = 0
         self.state = RequestState.WAITING
         self.num_retractions = 0
+        self.retracted_ns: list[int] = []
+        self.enqueued_as = 0
         self.cached_len: int | None = None
         self.computed_len = 0
         self.output_len = 0

@@ -182,6 +182,7 @@ class TimelineTracker:
         self.queue.close_refusal(request, t_ns)
         if request.first_token_ns is None:
             request.mark(request.phase, t_ns)
+        request.retracted_ns.append(t_ns)
         request.phase = QUEUE
         self.queue.enter(request, t_ns)
 

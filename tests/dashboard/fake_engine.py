@@ -21,6 +21,7 @@ import numpy as np
 # pytest imports tests by path, so a neighbour is not importable by itself.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import fake_latency
 from toy_scheduler import PAGE, ROWS, STEP_S, Req, ToyScheduler
 
 from telemetry import observe as o
@@ -167,7 +168,12 @@ class FakeEngine(ToyScheduler):
         )
         entry = self._entry(r, self.waiting.index(r)) if r in self.waiting else None
         return o.RequestDetail(
-            **self.head(), request=self.request_row(r), queue=entry, timeline=line, decisions=tuple(r.decisions[-256:])
+            **self.head(),
+            request=self.request_row(r),
+            queue=entry,
+            timeline=line,
+            decisions=tuple(r.decisions[-256:]),
+            lane=fake_latency.lane(self, r),
         )
 
     def explain(self, rid: str) -> o.Explanation | None:
@@ -236,6 +242,8 @@ class FakeEngine(ToyScheduler):
                 "/observe/latency": lambda: o.LatencyAnswer(**self.head(), slot_s=1.0, points=tuple(self.points)),
                 "/observe/requests": lambda: self.requests(limit),
                 "/observe/pages": self.pages,
+                "/observe/breakdown": lambda: fake_latency.breakdown(self),
+                "/observe/lanes": lambda: fake_latency.lanes(self, last),
             }
             if path in plain:
                 return plain[path]()

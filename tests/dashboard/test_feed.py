@@ -54,6 +54,12 @@ class CountingSource:
     def requests(self, limit: int = 500):
         return self._answer("requests", limit=str(limit))
 
+    def breakdown(self):
+        return self._answer("breakdown")
+
+    def lanes(self, n: int = 40):
+        return self._answer("lanes", n=str(n))
+
     def pages(self):
         return self._answer("pages")
 

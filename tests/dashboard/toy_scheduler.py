@@ -125,6 +125,7 @@ class ToyScheduler:
         opened = o.Ledgers(**left, rows=ROWS - len(self.running))
         partial = [r for r in self.running if r.state == "prefill"]
         rows: list[o.DecisionRow] = []
+        queue, waiting_before = list(self.waiting), len(self.waiting)
         end, end_reason, end_rid, prefill = "queue_end", None, None, 0
         for order, req in enumerate([*partial, *list(self.waiting)]):
             row = self._examine(req, order, left, is_next=order < len(partial))
@@ -142,6 +143,10 @@ class ToyScheduler:
         for req in self.waiting:
             req.passes += 1
             req.over += any(row.admitted for row in rows) and req in behind and self.random.random() < 0.05
+        moves = [
+            o.QueueMove(rid=r.rid, before=at, after=at if r.seen == self.step else None, key=at)
+            for at, r in enumerate(queue[:24])
+        ]
         closed = o.Ledgers(**left, rows=ROWS - len(self.running))
         kind = ("mixed" if decoding else "extend") if prefill else ("decode" if decoding else "idle")
         self.passes.append(
@@ -165,6 +170,9 @@ class ToyScheduler:
                 num_running=len(self.running),
                 new_token_ratio=0.7,
                 step_s=STEP_S,
+                order_key="entry",
+                moves=tuple(moves),
+                waiting_before=waiting_before,
             )
         )
         self.totals["prefill"] += prefill

@@ -1,0 +1,70 @@
+"""Answers about timelines. Owns: how one request's timeline becomes an answer's. The caller holds the lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from telemetry.blockers import ORDER
+from telemetry.observe import BLOCKERS, TTFT_PARTS, ChunkRow, Timeline, WaitSpan
+from telemetry.request_timeline import RequestTimeline
+
+if TYPE_CHECKING:
+    from telemetry.read_model import ReadModel
+
+#: Gaps that a timeline carries, and from which a list row's median is taken.
+KEPT_GAPS: Final = 1024
+
+
+def timeline(model: ReadModel, request: RequestTimeline) -> Timeline:
+    chunk_fields = ChunkRow.model_fields
+    return Timeline(
+        accepted_ns=request.accepted_ns,
+        enqueued_ns=request.enqueued_ns,
+        admitted_ns=request.admitted_ns,
+        first_token_ns=request.first_token_ns,
+        first_byte_ns=request.first_byte_ns,
+        last_token_ns=request.token_ns[-1] if len(request.token_ns) else None,
+        last_byte_ns=request.last_byte_ns,
+        finished_ns=request.finished_ns,
+        ttft_ns=request.ttft_ns,
+        parts_ns=dict(zip(TTFT_PARTS, request.parts, strict=True)),
+        blockers_ns={name: ns for name, ns in zip(BLOCKERS, request.blockers, strict=True) if ns},
+        refused_between_ns=request.refused_between_ns,
+        waits=tuple(wait_spans(model, request)),
+        chunks=tuple(ChunkRow(**{name: getattr(chunk, name) for name in chunk_fields}) for chunk in request.chunks),
+        gaps_ns=tuple(request.gaps_ns()[-KEPT_GAPS:]),
+    )
+
+
+def wait_spans(model: ReadModel, request: RequestTimeline) -> list[WaitSpan]:
+    """Stretches of waiting, oldest first; the last may still be open."""
+    spans = [
+        WaitSpan(
+            start_ns=held.start_ns,
+            end_ns=held.end_ns,
+            blocker=BLOCKERS[held.blocker],
+            reason=held.reason,
+            who_stopped=held.who,
+            passes=held.passes,
+        )
+        for held in request.held
+    ]
+    if request.blocker is not None:
+        spans.append(_open_span(model, request, request.blocker))
+    return spans
+
+
+def _open_span(model: ReadModel, request: RequestTimeline, blocker: int) -> WaitSpan:
+    """The stretch that is not over; it ends, for now, with the last event."""
+    watch, reason, who = model.tracker.queue, request.reason, None
+    if blocker == ORDER and watch.last_pass is not None:
+        reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
+    last = model.last.t_ns if model.last is not None else request.blocker_since_ns
+    return WaitSpan(
+        start_ns=request.blocker_since_ns,
+        end_ns=max(last, request.blocker_since_ns),
+        blocker=BLOCKERS[blocker],
+        reason=reason,
+        who_stopped=who,
+        passes=watch.passes - request.blocker_passes,
+    )

@@ -1,0 +1,89 @@
+"""Answers about latency. Owns: what `/observe/breakdown` says of the parts of TTFT, of gaps, and of objectives."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from telemetry.observe_base import Head, Value
+
+
+class PartsSlot(Value):
+    """First tokens and gaps of one slot of `LatencyBreakdown.slot_s` seconds that ends at `t_wall_s`.
+
+    count        requests whose TTFT became final; the sums below are theirs
+    parts_ns     TTFT_PARTS above zero; they add up to ttft_ns exactly
+    blockers_ns  they add up to parts_ns["queue"] + refused_between_ns exactly
+    gaps, late   tokens that followed another one, and those of them that came late, by cause
+    """
+
+    t_wall_s: float
+    count: int = 0
+    ttft_ns: int = 0
+    parts_ns: dict[str, int] = Field(default_factory=dict)
+    blockers_ns: dict[str, int] = Field(default_factory=dict)
+    refused_between_ns: int = 0
+    gaps: int = 0
+    late: dict[str, int] = Field(default_factory=dict)
+
+
+class FirstToken(Value):
+    """One request with its first token.
+
+    part     the part of TTFT that took longest
+    blocker  of part `queue`, what held it longest; else None
+    """
+
+    rid: str
+    t_wall_s: float
+    prompt_len: int
+    cached_tokens: int
+    ttft_s: float
+    part: str
+    blocker: str | None = None
+
+
+class ObjectiveShare(Value):
+    """Requests whose prompts were from `prompt_from` to `prompt_to` tokens long, and those within the objective."""
+
+    prompt_from: int
+    prompt_to: int
+    count: int
+    within: int
+
+
+class TailShare(Value):
+    """The parts of TTFT of the slowest requests: those at or above the quantile `q`, which is `ttft_s`. q 0: of all."""
+
+    q: float
+    ttft_s: float
+    count: int
+    ttft_ns: int
+    parts_ns: dict[str, int]
+    blockers_ns: dict[str, int]
+    refused_between_ns: int = 0
+
+
+class LatencyBreakdown(Head):
+    """Where time goes, over the last `window_s` seconds.
+
+    slots         oldest first; a slot without first tokens and gaps is left out
+    gap_bounds_s  upper bounds of the histogram of gaps; `gap_counts` has one more, for those above the last
+    late          late tokens by cause, of all `gaps`
+    firsts        a sample of at most 1,000 of the `firsts_total` latest first tokens; all at or above p99 are in it
+    deciles       by prompt length, over the same first tokens
+    tails         all, and the slowest tenth and hundredth; empty before the first token
+    """
+
+    slot_s: float
+    window_s: float
+    slots: tuple[PartsSlot, ...]
+    ttft_objective_s: float
+    gap_objective_s: float
+    gap_bounds_s: tuple[float, ...]
+    gap_counts: tuple[int, ...]
+    gaps: int
+    late: dict[str, int]
+    firsts: tuple[FirstToken, ...]
+    firsts_total: int
+    deciles: tuple[ObjectiveShare, ...]
+    tails: tuple[TailShare, ...]
