@@ -25,7 +25,9 @@ from telemetry.export.source import Enough, Heard, feed, survey
 from telemetry.observe import (
     EngineStatus,
     Explanation,
+    LanesAnswer,
     LatencyAnswer,
+    LatencyBreakdown,
     PageMap,
     PassesAnswer,
     QueueAnswer,
@@ -343,6 +345,23 @@ class RecordedSource:
     def latency(self) -> LatencyAnswer:
         with self._lock:
             return self._model.latency()
+
+    def breakdown(self) -> LatencyBreakdown:
+        """Where the time of first tokens and of gaps went until then; late is what is late by default."""
+        with self._lock:
+            return self._model.breakdown()
+
+    def lanes(self, n: int = 40) -> LanesAnswer:
+        with self._lock:
+            return self._model.lanes(n)
+
+    def breakdown(self) -> LatencyBreakdown:
+        with self._lock:
+            return self._model.breakdown()
+
+    def lanes(self, n: int = 40) -> LanesAnswer:
+        with self._lock:
+            return self._model.lanes(n)
 
     def requests(self, limit: int = 500) -> RequestsAnswer:
         with self._lock:
