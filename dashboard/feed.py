@@ -7,13 +7,14 @@ most 16 requests.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from telemetry.client import BadQuestion, Source, SourceUnavailable
 from telemetry.observe import (
@@ -28,15 +29,24 @@ from telemetry.observe import (
     RequestDetail,
     RequestsAnswer,
 )
-
-_A = TypeVar("_A")
-
-PARTS: Final = frozenset({"queue", "passes", "latency", "requests", "pages", "breakdown", "lanes"})
+from telemetry.recorded import Moment
 
 #: Rows that a table shows at most, and passes that the page looks back.
 MAX_ROWS: Final = 500
 MAX_PASSES: Final = 48
 MAX_LANES: Final = 80
+
+#: How each part of a look is asked for. A part is a field of `Look`.
+ASKS: Final[dict[str, Callable[[Source], Any]]] = {
+    "queue": lambda source: source.queue(MAX_ROWS),
+    "passes": lambda source: source.passes(MAX_PASSES),
+    "latency": lambda source: source.latency(),
+    "requests": lambda source: source.requests(MAX_ROWS),
+    "pages": lambda source: source.pages(),
+    "breakdown": lambda source: source.breakdown(),
+    "lanes": lambda source: source.lanes(MAX_LANES),
+}
+PARTS: Final = frozenset(ASKS)
 
 #: A part that nobody asked for in this time is not fetched.
 _WANTED_S: Final = 12.0
@@ -45,16 +55,24 @@ _MAX_DETAILS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known of the engine at one moment. Parts are None until they were asked for once.
+    """What is known of the engine at one moment. Parts are None until they were asked for, or where it has no such.
 
-    contact_wall_s  time of the last good answer; None before the first
+    contact_wall_s  time of the last good answer; None before the first, and for a recording
     contact_mono_s  the same, on the monotonic clock of this process
     error           why the latest try failed; None when it succeeded
+    error_kind      what a person can do about it: see `SourceUnavailable`
+    failing_wall_s  time of the first try that failed since the last good answer
+    moment          where in a recording this is; None for a live engine
+    held            the parts that were asked for, with or without an answer
     """
 
     contact_wall_s: float | None = None
     contact_mono_s: float | None = None
     error: str | None = None
+    error_kind: str | None = None
+    failing_wall_s: float | None = None
+    moment: Moment | None = None
+    held: frozenset[str] = frozenset()
     status: EngineStatus | None = None
     queue: QueueAnswer | None = None
     passes: PassesAnswer | None = None
@@ -65,8 +83,8 @@ class Look:
     lanes: LanesAnswer | None = None
 
     def has(self, parts: frozenset[str]) -> bool:
-        """Whether all `parts` are here."""
-        return all(getattr(self, part) is not None for part in parts)
+        """Whether all `parts` were asked for."""
+        return parts <= self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +96,6 @@ class Detail:
     detail: RequestDetail | None = None
     explanation: Explanation | None = None
     error: str | None = None
-
-
-def _known(value: _A | None) -> Future[_A | None]:
-    """A future that is already there."""
-    future: Future[_A | None] = Future()
-    future.set_result(value)
-    return future
 
 
 class Feed:
@@ -151,50 +162,28 @@ class Feed:
     def _fetched(self, parts: frozenset[str]) -> Look:
         last = self._look
         now = self._mono()
+        # What nobody looks at is dropped, so that it is never shown later as if it were new.
         wanted = parts | {part for part, at in self._wanted.items() if now - at < _WANTED_S}
         try:
             status = self._source.status()
             is_same = last.status is not None and (
                 (status.engine_id, status.observe_seq) == (last.status.engine_id, last.status.observe_seq)
             )
-
-            def part(name: str, ask: Callable[[], _A | None], kept: _A | None) -> Future[_A | None]:
-                # What nobody looks at is dropped, so that it is never shown later as if it were new.
-                if name not in wanted or (is_same and kept is not None):
-                    return _known(kept if name in wanted else None)
-                return self._pool.submit(ask)
-
+            kept = wanted & last.held if is_same else frozenset()
             # All at once: a busy engine answers each only between two of its steps.
-            queue = part("queue", lambda: self._source.queue(MAX_ROWS), last.queue)
-            passes = part("passes", lambda: self._source.passes(MAX_PASSES), last.passes)
-            latency = part("latency", self._source.latency, last.latency)
-            requests = part("requests", lambda: self._source.requests(MAX_ROWS), last.requests)
-            pages = part("pages", self._source.pages, last.pages)
-            breakdown = part("breakdown", self._source.breakdown, last.breakdown)
-            lanes = part("lanes", lambda: self._source.lanes(MAX_LANES), last.lanes)
+            asked = {part: self._pool.submit(ASKS[part], self._source) for part in wanted - kept}
             return Look(
-                status=status,
-                queue=queue.result(),
-                passes=passes.result(),
-                latency=latency.result(),
-                requests=requests.result(),
-                pages=pages.result(),
-                breakdown=breakdown.result(),
-                lanes=lanes.result(),
                 contact_wall_s=self._wall(),
                 contact_mono_s=self._mono(),
+                held=wanted,
+                status=status,
+                **{part: getattr(last, part) for part in kept},
+                **{part: future.result() for part, future in asked.items()},
             )
         except (SourceUnavailable, BadQuestion) as error:
-            return Look(
-                contact_wall_s=last.contact_wall_s,
-                contact_mono_s=last.contact_mono_s,
+            return dataclasses.replace(
+                last,
                 error=str(error),
-                status=last.status,
-                queue=last.queue,
-                passes=last.passes,
-                latency=last.latency,
-                requests=last.requests,
-                pages=last.pages,
-                breakdown=last.breakdown,
-                lanes=last.lanes,
+                error_kind=error.kind if isinstance(error, SourceUnavailable) else "refused",
+                failing_wall_s=last.failing_wall_s or self._wall(),
             )

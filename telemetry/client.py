@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Literal, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -34,6 +34,7 @@ from telemetry.observe import (
 
 _A = TypeVar("_A", bound=Head)
 _MAX_PORT: Final = 65_535
+Kind = Literal["unreachable", "key", "foreign", "version", "failed"]
 
 
 class SourceError(Exception):
@@ -44,11 +45,14 @@ class SourceUnavailable(SourceError):
     """No usable answer came: not reachable, too slow, an error of the server, not authorised, or another protocol.
 
     last_contact_wall_s  Unix time of the last good answer; None when there was none
+    kind                 what a person can do about it: "unreachable" (start it), "key" (give the right one), "foreign"
+                         (something else listens there), "version" (bring both to one version), "failed" (see its log)
     """
 
-    def __init__(self, message: str, *, last_contact_wall_s: float | None) -> None:
+    def __init__(self, message: str, *, last_contact_wall_s: float | None, kind: Kind = "unreachable") -> None:
         super().__init__(message)
         self.last_contact_wall_s = last_contact_wall_s
+        self.kind: Kind = kind
 
 
 class BadQuestion(SourceError):
@@ -163,7 +167,7 @@ class LiveSource:
     def _must(self, path: str, model: type[_A], params: dict[str, int] | None = None) -> _A:
         answer = self._ask(path, model, params)
         if answer is None:
-            raise self._unavailable(f"{self.url}{path} is not there: is this an admitscope engine?")
+            raise self._unavailable(f"{self.url}{path} is not there: is this an admitscope engine?", "foreign")
         return answer
 
     def _ask(self, path: str, model: type[_A], params: dict[str, int] | None = None) -> _A | None:
@@ -176,8 +180,10 @@ class LiveSource:
             return None
         if reply.status_code == httpx.codes.BAD_REQUEST:
             raise BadQuestion(self._error_body(reply))
+        if reply.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+            raise self._unavailable(f"{self.url} answers {reply.status_code}: it wants another API key", "key")
         if reply.status_code != httpx.codes.OK:
-            raise self._unavailable(f"{self.url}{path} answers {reply.status_code}")
+            raise self._unavailable(f"{self.url}{path} answers {reply.status_code}", "failed")
         return self._parsed(path, reply, model)
 
     def _parsed(self, path: str, reply: httpx.Response, model: type[_A]) -> _A:
@@ -185,10 +191,13 @@ class LiveSource:
             answer = model.model_validate_json(reply.content)
         except ValidationError as error:
             fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors()[:5])
-            raise self._unavailable(f"{self.url}{path} sent something else: wrong at {fields or 'the body'}") from error
+            raise self._unavailable(
+                f"{self.url}{path} sent something else: wrong at {fields or 'the body'}", "foreign"
+            ) from error
         if answer.observe_version > OBSERVE_VERSION:
             raise self._unavailable(
-                f"{self.url} speaks observe version {answer.observe_version}, this client knows {OBSERVE_VERSION}"
+                f"{self.url} speaks observe version {answer.observe_version}, this client knows {OBSERVE_VERSION}",
+                "version",
             )
         with self._lock:
             self._last_contact = time.time()
@@ -200,8 +209,8 @@ class LiveSource:
         except ValidationError:
             return ObserveError(error=f"refused with {reply.status_code}")
 
-    def _unavailable(self, message: str) -> SourceUnavailable:
-        return SourceUnavailable(message, last_contact_wall_s=self._last_contact)
+    def _unavailable(self, message: str, kind: Kind = "unreachable") -> SourceUnavailable:
+        return SourceUnavailable(message, last_contact_wall_s=self._last_contact, kind=kind)
 
 
 def refuse_odd(url: str) -> None:

@@ -355,14 +355,6 @@ class RecordedSource:
         with self._lock:
             return self._model.lanes(n)
 
-    def breakdown(self) -> LatencyBreakdown:
-        with self._lock:
-            return self._model.breakdown()
-
-    def lanes(self, n: int = 40) -> LanesAnswer:
-        with self._lock:
-            return self._model.lanes(n)
-
     def requests(self, limit: int = 500) -> RequestsAnswer:
         with self._lock:
             return self._model.requests(limit)

@@ -39,7 +39,17 @@ def events() -> list[AnyEvent]:
 def answers(source: RecordedSource | ReadModel, rids: list[str]) -> list[Value | None]:
     pages = source.pages() if isinstance(source, RecordedSource) else source.page_map()
     told = [each for rid in rids for each in (source.request(rid), source.explain(rid))]
-    return [source.status(), source.queue(500), source.passes(48), source.latency(), source.requests(500), pages, *told]
+    return [
+        source.status(),
+        source.queue(500),
+        source.passes(48),
+        source.latency(),
+        source.requests(500),
+        source.breakdown(),
+        source.lanes(40),
+        pages,
+        *told,
+    ]
 
 
 def test_every_event_is_kept_and_every_step_is_a_place(recording: Recording, events: list[AnyEvent]) -> None:
