@@ -1,6 +1,6 @@
-"""The page book. Owns: state and owner of every K/V page as the events tell it, and the picture of it.
+"""The page book. Owns: state, owner and age of every K/V page as the events tell it, and the picture of it.
 
-Two packed arrays and a count per owner: an event costs as much as the pages it moves, at any page size.
+Packed arrays and a count per owner: an event costs as much as the pages it moves, at any page size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.events import LockChanged, PagesMoved, RequestTransitioned
 from engine.request import RequestState
 from telemetry.observe import PAGE_STATES, KvPages, PageOwner
+from telemetry.tree_book import TreeBook
 
 _CODE: Final = {name: code for code, name in enumerate(PAGE_STATES)}
 _PRIVATE: Final = _CODE["private"]
@@ -25,12 +26,18 @@ _NOT_LISTED: Final = 65_535
 
 
 class PageBook:
-    """States and owners of `num_pages` pages. An owner is a number: 2 x row of a request, 2 x node + 1."""
+    """States and owners of `num_pages` pages. An owner is a number: 2 x row of a request, 2 x node + 1.
+
+    tree   the shape of the radix tree, which follows from the same events
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._states = np.zeros(num_pages, dtype=np.uint8)
         self._owners = np.full(num_pages, -1, dtype=np.int64)
+        self._taken_ns = np.zeros(num_pages, dtype=np.int64)
+        self._taken_step = np.zeros(num_pages, dtype=np.int64)
+        self.tree = TreeBook()
         self._held: dict[int, int] = {}
         self._locks: dict[int, dict[str, int]] = {}
         self._rid_of_row: dict[int, str] = {}
@@ -40,10 +47,14 @@ class PageBook:
         pages: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
         if not len(pages):
             return
+        if event.source == "free":
+            self._taken_ns[pages], self._taken_step[pages] = event.t_ns, event.step
         if event.owners:
+            self.tree.settle()
             self._claimed(pages, np.frombuffer(event.owners, dtype="<i4"))
             return
         owner = _owner(event.owner)
+        self._shape(event, pages, owner)
         # Gain before loss: an owner that keeps its pages must not be taken for gone in between.
         self._count(owner, len(pages))
         if event.source != "free":
@@ -54,6 +65,24 @@ class PageBook:
                 self._count(old, -count)
         self._states[pages] = _CODE[event.target]
         self._owners[pages] = owner
+
+    def _shape(self, event: PagesMoved, pages: NDArray[np.int32], owner: int) -> None:
+        """What the move says of the tree; before it is made."""
+        tree, cause, count = self.tree, event.cause, len(pages)
+        if cause in {"lock", "unlock"}:
+            return  # the change of the lock itself says more
+        before = int(self._owners[pages[0]])
+        if cause == "insert":
+            rid = self._rid_of_row.get(before // 2, "")
+            tree.inserted(owner // 2, rid, count, t_ns=event.t_ns, step=event.step)
+        elif cause == "duplicate":
+            tree.duplicate(self._rid_of_row.get(before // 2, ""), count)
+        elif cause == "split":
+            tree.split(before // 2, owner // 2, count, t_ns=event.t_ns, step=event.step)
+        elif cause == "evict":
+            tree.evicted(before // 2)
+        else:
+            tree.settle()
 
     def _claimed(self, pages: NDArray[np.int32], rows: NDArray[np.int32]) -> None:
         """Free pages go to several rows: int32 [pages] both."""
@@ -74,6 +103,7 @@ class PageBook:
 
     def lock_changed(self, event: LockChanged) -> None:
         """One lock more or less on a node by one request."""
+        self.tree.locked(event)
         holders = self._locks.setdefault(2 * event.node + 1, {})
         locks = holders.get(event.rid, 0) + event.delta
         if locks > 0:
@@ -83,6 +113,7 @@ class PageBook:
 
     def transitioned(self, event: RequestTransitioned) -> None:
         """Learn which request a row belongs to."""
+        self.tree.transitioned(event)
         if event.row is not None and event.target is RequestState.PREFILL:
             self._rid_of_row[event.row] = event.rid
 
@@ -90,6 +121,27 @@ class PageBook:
         """Pages by state, counted afresh."""
         free, private, protected, evictable = np.bincount(self._states, minlength=len(PAGE_STATES)).tolist()
         return KvPages(free=free, private=private, protected=protected, evictable=evictable, capacity=self.num_pages)
+
+    def holders(self, node: int) -> dict[str, int]:
+        """Requests that lock a node, and how often."""
+        return self._locks.get(2 * node + 1, {})
+
+    def locked_nodes(self) -> dict[int, dict[str, int]]:
+        """Nodes with a lock."""
+        return {owner // 2: holders for owner, holders in self._locks.items() if holders}
+
+    def page(self, page: int) -> tuple[str, PageOwner | None, int | None, int, int]:
+        """(state, owner, its node, when it was taken from the free ones: engine clock and step) of one page."""
+        owner = int(self._owners[page])
+        state, taken = PAGE_STATES[self._states[page]], (int(self._taken_ns[page]), int(self._taken_step[page]))
+        if owner < 0:
+            return state, None, None, *taken
+        return state, self._owner_row(owner, self._held.get(owner, 0)), owner // 2 if owner % 2 else None, *taken
+
+    def bitmap(self, nodes: set[int]) -> bytes:
+        """One bit for each page, most significant first: whether it belongs to one of `nodes`."""
+        wanted = np.array([2 * node + 1 for node in nodes], dtype=np.int64)
+        return np.packbits(np.isin(self._owners, wanted)).tobytes()
 
     def owners(self) -> list[PageOwner]:
         """Who holds pages, largest first."""

@@ -25,8 +25,9 @@ from engine.events import (
     StepCompleted,
     StepPlanned,
 )
+from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.request import FinishReason
-from telemetry import answers, answers_lanes, answers_latency, answers_pass
+from telemetry import answers, answers_kv, answers_lanes, answers_latency, answers_pass
 from telemetry.latency_book import LatencyBook, Objectives
 from telemetry.latency_ring import LatencyRing
 from telemetry.metric_books import CheckerCounts
@@ -43,7 +44,9 @@ from telemetry.observe import (
     RequestDetail,
     RequestsAnswer,
 )
+from telemetry.observe_kv import PageFact, PoolAnswer, TreeAnswer
 from telemetry.page_book import PageBook
+from telemetry.pool_ring import PoolRing
 from telemetry.queue_watch import QueueWatch
 from telemetry.request_timeline import RequestTimeline
 from telemetry.timeline import TimelineTracker
@@ -74,6 +77,10 @@ class SeenPass:
         self.first_waiting = queue.first(KEPT_FIRST_WAITING)
 
 
+def _nothing() -> None:
+    """No audit is made."""
+
+
 class StepRow:
     """One step as kept: its plan, the decisions of its pass, and, once applied, its completion."""
 
@@ -96,6 +103,7 @@ class ReadModel:
     heartbeat          engine-clock nanoseconds when the loop last turned; None: the last event
     objectives         what counts as late
     rejected           requests turned away at the door, by cause; the core never hears of them
+    audited            the state that the latest audit looked at, None when there was none; never taken for this model
     """
 
     def __init__(
@@ -107,12 +115,14 @@ class ReadModel:
         checker: CheckerCounts | None = None,
         rejected: Callable[[], Mapping[str, int]] = dict,
         objectives: Objectives = Objectives(),  # noqa: B008 - immutable
+        audited: Callable[[], SchedulerSnapshot | None] = _nothing,
     ) -> None:
         self._lock = threading.Lock()
         self.clock = clock
         self.heartbeat = heartbeat
         self.checker = checker
         self.rejected = rejected
+        self.audited = audited
         self.tracker = TimelineTracker(self, expects_responses=expects_responses, keep_detail=True)
         self.started: EngineStarted | None = None
         self.config = EngineConfig()
@@ -121,6 +131,7 @@ class ReadModel:
         self.finished: OrderedDict[str, RequestTimeline] = OrderedDict()
         self.ring = LatencyRing()
         self.book = LatencyBook(objectives)
+        self.pool = PoolRing()
         self.last: AnyEvent | None = None
         self.step = 0
         self.totals: Counter[str] = Counter()
@@ -169,6 +180,7 @@ class ReadModel:
         self.steps.append(StepRow(event, seen))
         self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions) + len(event.preempted)
         self.totals["evicted_pages"] += event.evicted_pages
+        self.pool.planned(event, self.config.cache.page_size)
         self.ring.at(event.t_ns).prefill += sum(row.extend_len for row in event.prefills)
 
     def _decided(self, event: AdmissionDecided) -> None:
@@ -190,6 +202,7 @@ class ReadModel:
         tokens = 0 if event.failed else len(event.rows)
         self.totals["steps"] += 1
         self.totals["generation_tokens"] += tokens
+        self.pool.completed(event, self._at_ns)
         slot = self.ring.at(self._at_ns)
         slot.steps += 1
         slot.tokens += tokens
@@ -272,6 +285,23 @@ class ReadModel:
     def page_map(self) -> PageMap:
         with self._lock:
             return answers.page_map(self, self._head())
+
+    def page(self, page: int) -> PageFact | None:
+        """Who holds one page, and since when; None when the pool has none of this number."""
+        with self._lock:
+            return answers_kv.page(self, self._head(), page)
+
+    def pool_over_time(self) -> PoolAnswer:
+        """Pages by state, and what is promised, of the last ten minutes."""
+        with self._lock:
+            return answers_kv.pool(self, self._head())
+
+    def tree(self, *, node: int | None, opened: tuple[int, ...], top: int) -> TreeAnswer:
+        """The radix tree: the `top` largest children of the root and of each opened node; `node` in full."""
+        snapshot = self.audited()
+        with self._lock:
+            order = None if snapshot is None else answers_kv.order_of(self, snapshot)
+            return answers_kv.tree(self, self._head(), order, node=node, opened=opened, top=top)
 
     def explain(self, rid: str) -> Explanation | None:
         """Sentences about one live or recently finished request."""
