@@ -20,8 +20,9 @@ if importlib.util.find_spec("dashboard") is None:
 
 from dashboard import components, theme
 from dashboard.feed import Look
+from dashboard.places import settings_from
 from dashboard.pulse import pulse_data
-from dashboard.session import INTERVALS_S, Viewer, now_mono_s, settings_from, viewer_for
+from dashboard.session import INTERVALS_S, Viewer, now_mono_s, viewer_for
 from dashboard.views import VIEWS
 from dashboard.views.parts import choice
 from dashboard.words import LANGUAGES, mark, speak, t
@@ -106,7 +107,7 @@ def _head(viewer: Viewer, look: Look) -> None:
         pulse_data(
             look,
             viewer.colours,
-            url=viewer.settings.url,
+            url=viewer.place.where,
             interval_s=viewer.interval_s,
             paused=viewer.is_paused,
             now_mono_s=now_mono_s(),

@@ -1,27 +1,25 @@
-"""State of one viewer. Owns: where the engine is, the shared feed, the pause, and what was picked.
+"""State of one viewer. Owns: which place is shown and when, the shared feeds, the pause, and what was selected.
 
 Everything kept in the session has a fixed size: a few scalars and, while paused, one look.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar, overload
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import streamlit as st
 
 from dashboard.feed import PARTS, Detail, Feed, Look
+from dashboard.places import Opened, Place, Settings
+from dashboard.recorded_feed import RecordedFeed
 from dashboard.theme import Palette, palette
 from dashboard.words import ENGLISH, language_of, speak
 from telemetry.client import LiveSource
-
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
-ENV_URL: Final = "ADMITSCOPE_URL"
-ENV_KEY: Final = "ADMITSCOPE_API_KEY"
 
 INTERVALS_S: Final = (0.5, 1.0, 2.0, 3.0, 5.0)
 DEFAULT_INTERVAL_S: Final = 1.0
@@ -36,31 +34,34 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Which engine this page shows. The key is not on the command line, where other users could read it."""
+class Playing:
+    """A recording that runs: since when (monotonic seconds), from which of its seconds, and how fast."""
 
-    url: str
-    api_key: str | None
+    since_mono_s: float
+    from_s: float
+    speed: float
 
-
-def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Settings of `streamlit run dashboard/app.py -- --url URL`; the environment where the command line is silent.
-
-    Raises ValueError for a URL that is not http or https.
-    """
-    parser = argparse.ArgumentParser(prog="dashboard", add_help=False, allow_abbrev=False)
-    parser.add_argument("--url", default=environment.get(ENV_URL) or DEFAULT_URL)
-    url: str = parser.parse_known_args(arguments)[0].url.rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"--url (or {ENV_URL}) is {url!r}; an address like {DEFAULT_URL} is expected")
-    return Settings(url, environment.get(ENV_KEY) or None)
+    def at_s(self, now_mono_s: float) -> float:
+        """The second of the recording that is due."""
+        return round(self.from_s + self.speed * (now_mono_s - self.since_mono_s), 3)
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
-def feed_for(settings: Settings) -> Feed:
+@st.cache_resource(max_entries=16, show_spinner=False)
+def feed_for(place: Place, api_key: str | None) -> Feed:
     """The one feed of an engine, shared by all viewers of this process."""
-    return Feed(LiveSource(settings.url, settings.api_key, timeout_s=_TIMEOUT_S))
+    return Feed(LiveSource(place.where, api_key, timeout_s=_TIMEOUT_S))
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, on_release=RecordedFeed.close)
+def recorded_feed_for(place: Place) -> RecordedFeed:
+    """The one reading of a journal, shared by all viewers of this process."""
+    return RecordedFeed(Path(place.where))
+
+
+@st.cache_resource(show_spinner=False)
+def opened() -> Opened:
+    """Journals that views of this process opened."""
+    return Opened()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,66 @@ class Viewer:
 
     settings: Settings
     colours: Palette
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Everything that this page may show."""
+        return (*self.settings.places, *opened().places())
+
+    @property
+    def place(self) -> Place:
+        """What it shows now: the place that the address names, else the first."""
+        name = self.selection("source")
+        return next((place for place in self.places if place.name == name), self.places[0])
+
+    def show_place(self, name: str) -> None:
+        """Look at another place. What was selected belongs to the old one."""
+        gone: dict[str, object | None] = dict.fromkeys(("at", "pause", "rid", "step", "page", "node"))
+        for key in ("frozen", "frozen_detail", "playing"):
+            st.session_state[key] = None
+        self.select_all({**gone, "source": name})
+
+    def open_journal(self, path: Path, name: str) -> None:
+        """Show a journal that this process wrote, under `name`: every view then shows it like any other source."""
+        place = opened().add(path, name)
+        recorded_feed_for.clear(place)
+        self.show_place(place.name)
+
+    @property
+    def recording(self) -> RecordedFeed | None:
+        """The journal that is shown; None for a live engine."""
+        return recorded_feed_for(self.place) if self.place.is_recorded else None
+
+    @property
+    def at(self) -> str | None:
+        """The moment of a recording, as `RecordedFeed.moment` takes it: as played, else as the address says."""
+        playing: Playing | None = st.session_state.get("playing")
+        return self.selection("at") if playing is None else f"{playing.at_s(now_mono_s())}s"
+
+    @property
+    def is_playing(self) -> bool:
+        return st.session_state.get("playing") is not None
+
+    def go_to(self, at: str | None) -> None:
+        """Show a recording at another moment, and stay there."""
+        st.session_state["playing"] = None
+        self.select("at", at)
+
+    def play(self, *, speed: float) -> None:
+        """Let a recording run from where it stands, `speed` times as fast as it was; from its end, from its start."""
+        recording = self.recording
+        moment = None if recording is None else recording.moment(self.at)
+        if recording is None or moment is None:
+            return
+        ends_s = recording.progress().times_s[1]
+        starts_s = 0.0 if moment.at_s >= ends_s else moment.at_s
+        st.session_state["playing"] = Playing(now_mono_s(), starts_s, speed)
+
+    def stop(self) -> None:
+        """Stay where a recording is now."""
+        recording = self.recording
+        moment = None if recording is None else recording.moment(self.at)
+        self.go_to(None if moment is None else str(moment.step))
 
     @property
     def interval_s(self) -> float:
@@ -81,32 +142,54 @@ class Viewer:
 
     @property
     def is_paused(self) -> bool:
-        return self.selection("pause") is not None
+        """Whether a live engine's numbers stand still. A recording has `is_playing` instead."""
+        return self.selection("pause") is not None and not self.place.is_recorded
 
     @property
     def run_every_s(self) -> float | None:
-        """How often live panels rerun; None while paused."""
-        return None if self.is_paused else self.interval_s
+        """How often the page reruns by itself; None while nothing moves."""
+        recording = self.recording
+        if recording is None:
+            return None if self.is_paused else self.interval_s
+        if self.is_playing:
+            return min(self.interval_s, 0.5)
+        return None if recording.progress().is_read else self.interval_s
 
     def look(self, *parts: str) -> Look:
-        """The newest answers with `parts`; while paused, those of the moment of the pause."""
+        """The answers with `parts` to show: the newest, those of the pause, or those of a recording's moment."""
+        recording = self.recording
+        if recording is not None:
+            return recording.look(frozenset(parts), self.at)
         frozen = st.session_state.get("frozen")
         if self.is_paused and not isinstance(frozen, Look):
             # A link to a paused page: the pause begins now.
-            frozen = st.session_state["frozen"] = feed_for(self.settings).look(PARTS, max_age_s=0.0)
+            frozen = st.session_state["frozen"] = self._feed.look(PARTS, max_age_s=0.0)
         if self.is_paused and isinstance(frozen, Look):
             return frozen
         # A little under the interval, so that each tick of the first viewer brings new numbers.
-        return feed_for(self.settings).look(frozenset(parts), max_age_s=0.7 * self.interval_s)
+        return self._feed.look(frozenset(parts), max_age_s=0.7 * self.interval_s)
+
+    def look_at(self, place: Place, *parts: str) -> Look:
+        """The newest answers of another place, whatever is paused here. A recording answers as of its end."""
+        if place.is_recorded:
+            return recorded_feed_for(place).look(frozenset(parts), None)
+        return feed_for(place, self.settings.api_key).look(frozenset(parts), max_age_s=0.7 * self.interval_s)
 
     def detail(self, rid: str) -> Detail:
         """One request in full; while paused, as it was when it was first looked at since."""
+        recording = self.recording
+        if recording is not None:
+            return recording.detail(rid, self.at)
         frozen = st.session_state.get("frozen_detail")
         if self.is_paused and isinstance(frozen, Detail) and frozen.rid == rid:
             return frozen
-        found = feed_for(self.settings).detail(rid, max_age_s=0.7 * self.interval_s)
+        found = self._feed.detail(rid, max_age_s=0.7 * self.interval_s)
         st.session_state["frozen_detail"] = found if self.is_paused else None
         return found
+
+    @property
+    def _feed(self) -> Feed:
+        return feed_for(self.place, self.settings.api_key)
 
     @overload
     def selection(self, name: str) -> str | None: ...
@@ -168,7 +251,7 @@ class Viewer:
         """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
         self.select("pause", 1 if paused else None)
         st.session_state["frozen_detail"] = None
-        st.session_state["frozen"] = feed_for(self.settings).look(PARTS, max_age_s=0.0) if self.is_paused else None
+        st.session_state["frozen"] = self._feed.look(PARTS, max_age_s=0.0) if self.is_paused else None
 
 
 def natural(text: str) -> int:

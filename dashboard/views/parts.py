@@ -56,7 +56,7 @@ def waiting_for_engine(viewer: Viewer, error: str | None) -> None:
     what = "The engine has not answered yet." if error else "Waiting for the first answer of the engine."
     st.html(
         f'<div class="nothing"><strong>{what}</strong><span>Start one with <code>admitscope serve</code>, or all '
-        f"at once with <code>admitscope demo</code>. This page looks at {escape(viewer.settings.url)} and fills by "
+        f"at once with <code>admitscope demo</code>. This page looks at {escape(viewer.place.where)} and fills by "
         "itself.</span></div>"
     )
 

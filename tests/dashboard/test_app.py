@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine, FakeServer
 from streamlit.testing.v1 import AppTest
 
-from dashboard.session import DEFAULT_URL, Settings, settings_from
+from dashboard.places import settings_from
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 
@@ -259,24 +259,6 @@ def test_fr_46_a_session_keeps_nothing_that_grows(
         engine.tick()
         at.run()
     assert set(at.session_state._state.filtered_state) == keys
-
-
-@pytest.fixture
-def addresses() -> list[tuple[list[str], dict[str, str], Settings]]:
-    """Command line, environment, and what follows from them."""
-    return [
-        ([], {}, Settings(DEFAULT_URL, None)),
-        ([], {"ADMITSCOPE_URL": "http://h:1/", "ADMITSCOPE_API_KEY": "k"}, Settings("http://h:1", "k")),
-        (["--url", "https://x"], {"ADMITSCOPE_URL": "http://h:1"}, Settings("https://x", None)),
-        (["--other", "--url=http://y:2"], {"ADMITSCOPE_API_KEY": ""}, Settings("http://y:2", None)),
-    ]
-
-
-def test_the_command_line_is_stronger_than_the_environment(
-    addresses: list[tuple[list[str], dict[str, str], Settings]],
-) -> None:
-    for arguments, environment, expected in addresses:
-        assert settings_from(arguments, environment) == expected
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "file:///etc/passwd"])

@@ -1,0 +1,83 @@
+"""The page's view of one journal. Owns: looks at a recording by what an address says of the moment, and the last few.
+
+The same answers as of a live engine, so that no view knows the difference. Viewers at different moments share one
+reading position; what was looked at lately is kept, so that two of them do not make each other wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from dashboard.feed import ASKS, Detail, Look
+from telemetry.recorded import Moment, Progress, RecordedSource, Recording
+
+_MAX_LOOKS: Final = 8
+
+
+class RecordedFeed:
+    """Answers from one journal, shared by all viewers of this process. Safe between threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.recording = Recording(path)
+        self._source = RecordedSource(self.recording)
+        self._lock = threading.Lock()
+        self._looks: OrderedDict[tuple[int, frozenset[str]], Look] = OrderedDict()
+
+    def progress(self) -> Progress:
+        """How far the journal is read."""
+        return self.recording.progress()
+
+    def moment(self, at: str | None) -> Moment | None:
+        """The moment that `at` names: a step ("120"), or seconds from the first event ("12.5s"); else the last one.
+
+        None while nothing is read yet.
+        """
+        try:
+            if at is not None and at.endswith("s"):
+                return self.recording.at_time(min(float(at[:-1]), 1e9))
+            if at is not None:
+                return self.recording.at_step(min(int(at), 2**62))
+            return self.recording.moment(self.recording.progress().moments - 1)
+        except (ValueError, OverflowError):
+            return self.moment(None)
+        except LookupError:
+            return None
+
+    def look(self, parts: frozenset[str], at: str | None) -> Look:
+        """A look with `parts` at the moment that `at` names. Never raises for a journal that cannot be read."""
+        told = self.progress()
+        moment = self.moment(at)
+        if moment is None:
+            return Look(error=told.error, error_kind="journal" if told.error else None, held=parts)
+        key = moment.index, parts
+        with self._lock:
+            look = self._looks.get(key)
+            if look is None:
+                look = self._looks[key] = self._taken(parts, moment)
+            self._looks.move_to_end(key)
+            while len(self._looks) > _MAX_LOOKS:
+                self._looks.popitem(last=False)
+            return look
+
+    def detail(self, rid: str, at: str | None) -> Detail:
+        """One request as it was at the moment."""
+        moment = self.moment(at)
+        if moment is None:
+            return Detail(rid, 0.0, error=self.progress().error)
+        with self._lock, self._source as source:
+            source.seek(moment)
+            return Detail(rid, 0.0, source.request(rid), source.explain(rid))
+
+    def _taken(self, parts: frozenset[str], moment: Moment) -> Look:
+        with self._source as source:
+            source.seek(moment)
+            status = source.status()
+            answers = {part: ASKS[part](source) for part in parts}
+        return Look(contact_wall_s=status.t_wall_s, moment=moment, held=parts, status=status, **answers)
+
+    def close(self) -> None:
+        """Read no further."""
+        self.recording.close()
