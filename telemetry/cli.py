@@ -17,8 +17,6 @@ from engine.errors import AdmitscopeError
 from telemetry.settings import (
     CheckCommand,
     Command,
-    DashboardCommand,
-    DemoCommand,
     ExplainCommand,
     ExportCommand,
     ReplayCommand,
@@ -26,6 +24,7 @@ from telemetry.settings import (
     TopCommand,
     parse,
 )
+from telemetry.settings_page import DashboardCommand, DemoCommand
 
 USAGE_STATUS = 2
 

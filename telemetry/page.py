@@ -11,8 +11,9 @@ from typing import Final
 
 from engine.errors import ConfigError
 from telemetry.client import refuse_odd
+from telemetry.journal_reader import segment_files
 from telemetry.ports import PortTaken, free_port
-from telemetry.settings import DashboardCommand
+from telemetry.settings_page import DashboardCommand
 
 #: Beside this package, in a checkout and in a wheel. By path: the layers below the dashboard do not import it.
 APP: Final = Path(__file__).resolve().parent.parent / "dashboard" / "app.py"
@@ -29,15 +30,26 @@ def streamlit_command(command: DashboardCommand, port: int) -> list[str]:
         "--server.fileWatcherType", "none",
         "--browser.serverAddress", command.host,
         "--browser.gatherUsageStats", "false",
-        "--", "--url", command.url,
+        "--", *_places(command),
     ]  # fmt: skip
+
+
+def _places(command: DashboardCommand) -> list[str]:
+    """What the page is to show, as `dashboard/app.py` takes it."""
+    words = [word for url in command.urls() for word in ("--url", url)]
+    words += [word for journal in command.journal for word in ("--journal", str(journal.absolute()))]
+    words += [] if command.ttft_ms is None else ["--ttft-ms", str(command.ttft_ms)]
+    return words + ([] if command.tbt_ms is None else ["--tbt-ms", str(command.tbt_ms)])
 
 
 def run_page(command: DashboardCommand) -> int:
     """Show the page until Ctrl-C or SIGTERM. Raises ConfigError when it cannot start."""
     if not APP.exists():
         raise ConfigError(f"{APP} is missing: the dashboard is not part of this installation")
-    refuse_odd(command.url)
+    for url in command.urls():
+        refuse_odd(url)
+    for journal in command.journal:
+        segment_files(journal)  # raises for a path that is no journal, before a page is promised
     port = free_port(command.host, command.port)
     if command.port not in {0, port}:
         if not command.pick_port:
@@ -45,7 +57,8 @@ def run_page(command: DashboardCommand) -> int:
                 f"port {command.port} on {command.host} is taken: give another --port, or --pick-port for any"
             )
         print(f"port {command.port} is taken: taking {port}", flush=True)
-    print(f"the page of {command.url} is on http://{command.host}:{port}", flush=True)
+    shown = ", ".join([*command.urls(), *map(str, command.journal)])
+    print(f"the page of {shown} is on http://{command.host}:{port}", flush=True)
     # The pipe ends with this process, however it ends, and the watchdog ends Streamlit with it.
     child = subprocess.Popen(streamlit_command(command, port), stdin=subprocess.PIPE)  # noqa: S603 - ours
 

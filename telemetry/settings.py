@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -28,6 +28,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from invariants.modes import OnViolation
 from telemetry.checker_settings import CheckerConfig
+from telemetry.settings_page import DashboardCommand, DemoCommand, SubCommand
 from telemetry.spans.config import TraceConfig
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
@@ -111,11 +112,7 @@ class ServeCommand(EngineConfig, BaseSettings):
         )
 
 
-class _Command(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class ExplainCommand(_Command):
+class ExplainCommand(SubCommand):
     """Tell the life of one request: why it waits or waited, for whom, what it was promised. With numbers.
 
     examples:
@@ -133,7 +130,7 @@ class ExplainCommand(_Command):
     """Print one JSON object instead of sentences."""
 
 
-class ReplayCommand(_Command):
+class ReplayCommand(SubCommand):
     """Feed a journal's inputs to a fresh scheduler and compare every event it publishes with the recorded one.
 
     Exit status 0 when all are identical, 1 at the first that differs (both are printed).
@@ -149,7 +146,7 @@ class ReplayCommand(_Command):
     """Print one JSON object instead of a sentence."""
 
 
-class CheckCommand(_Command):
+class CheckCommand(SubCommand):
     """Judge a journal: run every law over what was recorded, and say which broke, when, and for whom.
 
     Refusals that the journal only counted are made again by a replay, as long as the record and the replay agree.
@@ -174,7 +171,7 @@ class CheckCommand(_Command):
     """Print one JSON object instead of sentences."""
 
 
-class ExportCommand(_Command):
+class ExportCommand(SubCommand):
     """Write a journal as Parquet tables, or a stretch of it as a trace for ui.perfetto.dev.
 
     Torn and rotated journals are read as far as they go; notes say what is missing.
@@ -222,7 +219,7 @@ class ExportCommand(_Command):
 TopSort = Literal["place", "age", "queue", "prompt", "outputs", "gap", "passed", "retractions"]
 
 
-class TopCommand(_Command):
+class TopCommand(SubCommand):
     """A live table of waiting and running requests: who waits for which limit, need and have, who is ahead.
 
     The key of an engine that has one is in ADMITSCOPE_API_KEY.
@@ -243,54 +240,6 @@ class TopCommand(_Command):
     """Seconds between two looks."""
     once: bool = False
     """Print one table and end."""
-
-
-class DashboardCommand(_Command):
-    """Open the live page of a running engine in a browser.
-
-    examples:
-      admitscope dashboard                                the engine on 127.0.0.1:8000
-      admitscope dashboard http://10.0.0.5:8000 --port 8600
-    """
-
-    url: CliPositionalArg[Annotated[str, Field(pattern=r"^https?://[^/\s]+")]] = "http://127.0.0.1:8000"
-    """Where the engine listens: http://… or https://…"""
-    host: str = "127.0.0.1"
-    """Address that the page listens on."""
-    port: int = Field(8501, ge=0, le=65535)
-    """Port of the page; 0 picks a free one."""
-    pick_port: bool = False
-    """When the port is taken, take a free one and say so."""
-
-
-class DemoCommand(_Command):
-    """A real model under a replayed trace, live in the browser: server, dashboard and load, started and ended together.
-
-    Rows of the Azure conversation trace arrive as chat questions about passages of Shakespeare, in waves, a
-    little faster at times than this machine can answer: a queue forms and empties. Nothing is downloaded.
-    Environment names of `serve` reach the demo's server, where it does not set the same thing itself.
-
-    examples:
-      admitscope demo                                     until Ctrl-C
-      admitscope demo --duration 60                       unattended: a minute of arrivals, then a summary
-    """
-
-    duration: float = Field(0.0, ge=0, le=86_400)
-    """Seconds of arrivals; then everything accepted is finished. 0: until Ctrl-C."""
-    rate: float | None = Field(None, gt=0, le=1000)
-    """Arrivals per second. Unset: measured on this machine at the start."""
-    api_port: int = Field(8000, ge=0, le=65535)
-    """Port of the API and of /metrics; another one is taken, and named, when it is in use."""
-    dashboard_port: int = Field(8501, ge=0, le=65535)
-    """Port of the dashboard; likewise."""
-    dashboard: bool = True
-    """Start the dashboard."""
-    on_violation: OnViolation | None = None
-    """As for `serve`. Unset: ADMITSCOPE_ON_VIOLATION, or `raise`; a broken law fails the demo in either case."""
-    journal: Path | None = Path("journals")
-    """Folder that the run's journal is written to, for `explain` and `replay`. `none` writes nothing."""
-    seed: int = Field(0, ge=0)
-    """Of arrivals and questions."""
 
 
 Command = (

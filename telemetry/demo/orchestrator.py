@@ -31,7 +31,8 @@ from telemetry.demo.report import Tally, status_line, summary
 from telemetry.demo.scrape import Scrape
 from telemetry.ports import free_port
 from telemetry.program import program
-from telemetry.settings import DemoCommand, environment_name
+from telemetry.settings import environment_name
+from telemetry.settings_page import DemoCommand
 
 HOST: Final = "127.0.0.1"
 #: Budgets of the demo: small, so that prompts are cut, rows and pages run out and every reason has its turn.

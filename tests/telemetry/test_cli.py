@@ -17,7 +17,7 @@ import pytest
 from telemetry import cli, page
 from telemetry.demo.processes import Child
 from telemetry.ports import bind_listener, free_port, port_of
-from telemetry.settings import DashboardCommand
+from telemetry.settings_page import DashboardCommand
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault(tmp_path: Path) -> None:
 
 
 def test_the_page_runs_by_path_and_sends_nothing_away() -> None:
-    words = page.streamlit_command(DashboardCommand(url="http://127.0.0.1:9"), 8600)
+    words = page.streamlit_command(DashboardCommand(address="http://127.0.0.1:9"), 8600)
     assert Path(words[words.index("run") + 1]).name == "app.py"
     assert Path(words[words.index("run") + 1]).exists()
     assert words[words.index("--browser.gatherUsageStats") + 1] == "false"
@@ -132,3 +132,22 @@ def test_a_web_server_that_is_no_engine_is_not_said_to_lack_a_request(
         assert cli.main(["explain", f"http://127.0.0.1:{server.server_port}", "r1"]) == 1
         server.shutdown()
     assert "is this an admitscope engine?" in capsys.readouterr().err
+
+
+def test_the_page_is_told_every_engine_journal_and_objective(tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    command = DashboardCommand(address="http://a:1", url=["http://b:2"], journal=[journal], ttft_ms=500, tbt_ms=80)
+    words = page.streamlit_command(command, 8600)
+    assert words[words.index("--") + 1 :] == [
+        *("--url", "http://a:1", "--url", "http://b:2", "--journal", str(journal)),
+        *("--ttft-ms", "500.0", "--tbt-ms", "80.0"),
+    ]
+    assert DashboardCommand().urls() == ["http://127.0.0.1:8000"]
+    assert DashboardCommand(journal=[journal]).urls() == []
+
+
+def test_a_page_of_a_journal_that_is_not_there_is_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["dashboard", "--port", "0", "--journal", str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl: no such journal" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from telemetry.demo.orchestrator import DemoFailed, _mode, _Run
 from telemetry.demo.processes import Child
-from telemetry.settings import DemoCommand
+from telemetry.settings_page import DemoCommand
 
 
 class _Server(BaseHTTPRequestHandler):

@@ -188,7 +188,9 @@ def test_the_other_commands() -> None:
     assert parse(["replay", "j"]) == ReplayCommand(journal=Path("j"))
     assert parse(["check", "j", "--until-seq", "9"]) == CheckCommand(journal=Path("j"), until_seq=9)
     assert parse(["dashboard"]) == DashboardCommand()
-    assert parse(["dashboard", "http://10.0.0.1:9", "--port", "0"]) == DashboardCommand(url="http://10.0.0.1:9", port=0)
+    assert parse(["dashboard", "http://10.0.0.1:9", "--port", "0"]) == DashboardCommand(
+        address="http://10.0.0.1:9", port=0
+    )
     assert parse(["demo", "--duration", "60", "--no-dashboard"]) == DemoCommand(duration=60, dashboard=False)
 
 

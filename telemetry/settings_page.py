@@ -1,0 +1,83 @@
+"""The commands that open the page. Owns: the flags of `dashboard` and `demo`, and what every subcommand has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import CliPositionalArg
+
+from invariants.modes import OnViolation
+
+
+class SubCommand(BaseModel):
+    """Base of every subcommand but `serve`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+_Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+")]
+
+
+class DashboardCommand(SubCommand):
+    """Open the page of running engines, or of recorded runs, in a browser.
+
+    examples:
+      admitscope dashboard                                the engine on 127.0.0.1:8000
+      admitscope dashboard http://10.0.0.5:8000 --port 8600
+      admitscope dashboard http://10.0.0.5:8000 --url http://10.0.0.6:8000
+      admitscope dashboard --journal runs/admitscope-20261130T094500.000000Z.jsonl
+    """
+
+    address: CliPositionalArg[_Url | None] = None
+    """Where the engine listens: http://… or https://…; 127.0.0.1:8000 when nothing else is to be shown."""
+    url: list[_Url] = Field(default_factory=list)
+    """Another engine beside it; may be given several times."""
+    journal: list[Path] = Field(default_factory=list)
+    """A journal, or the folder of one, to be looked at step by step; may be given several times."""
+    ttft_ms: float | None = Field(None, gt=0, le=86_400_000)
+    """Objective for the time to first token; none: as the engine says."""
+    tbt_ms: float | None = Field(None, gt=0, le=86_400_000)
+    """Objective for the time between tokens; none: as the engine says."""
+    host: str = "127.0.0.1"
+    """Address that the page listens on."""
+    port: int = Field(8501, ge=0, le=65535)
+    """Port of the page; 0 picks a free one."""
+    pick_port: bool = False
+    """When the port is taken, take a free one and say so."""
+
+    def urls(self) -> list[str]:
+        """Every engine, in the order given."""
+        given = [*([self.address] if self.address else []), *self.url]
+        return given or ([] if self.journal else ["http://127.0.0.1:8000"])
+
+
+class DemoCommand(SubCommand):
+    """A real model under a replayed trace, live in the browser: server, dashboard and load, started and ended together.
+
+    Rows of the Azure conversation trace arrive as chat questions about passages of Shakespeare, in waves, a
+    little faster at times than this machine can answer: a queue forms and empties. Nothing is downloaded.
+    Environment names of `serve` reach the demo's server, where it does not set the same thing itself.
+
+    examples:
+      admitscope demo                                     until Ctrl-C
+      admitscope demo --duration 60                       unattended: a minute of arrivals, then a summary
+    """
+
+    duration: float = Field(0.0, ge=0, le=86_400)
+    """Seconds of arrivals; then everything accepted is finished. 0: until Ctrl-C."""
+    rate: float | None = Field(None, gt=0, le=1000)
+    """Arrivals per second. Unset: measured on this machine at the start."""
+    api_port: int = Field(8000, ge=0, le=65535)
+    """Port of the API and of /metrics; another one is taken, and named, when it is in use."""
+    dashboard_port: int = Field(8501, ge=0, le=65535)
+    """Port of the dashboard; likewise."""
+    dashboard: bool = True
+    """Start the dashboard."""
+    on_violation: OnViolation | None = None
+    """As for `serve`. Unset: ADMITSCOPE_ON_VIOLATION, or `raise`; a broken law fails the demo in either case."""
+    journal: Path | None = Path("journals")
+    """Folder that the run's journal is written to, for `explain` and `replay`. `none` writes nothing."""
+    seed: int = Field(0, ge=0)
+    """Of arrivals and questions."""
