@@ -19,9 +19,12 @@ from telemetry.settings import (
     Command,
     ExplainCommand,
     ExportCommand,
+    LessonCommand,
     ReplayCommand,
     ServeCommand,
+    SimCommand,
     TopCommand,
+    WhatifCommand,
     parse,
 )
 from telemetry.settings_page import DashboardCommand, DemoCommand
@@ -80,6 +83,14 @@ def run(command: Command) -> int:
 
             _say_which_run(command.journal)
             return run_export(command)
+        case SimCommand():
+            from telemetry.sim.command_line import run_sim
+
+            return run_sim(command)
+        case WhatifCommand():
+            from telemetry.sim.command_line import run_whatif
+
+            return run_whatif(command)
         case DashboardCommand():
             from telemetry.page import run_page
 
@@ -90,6 +101,10 @@ def run(command: Command) -> int:
             from telemetry.demo.orchestrator import run_demo
 
             return run_demo(command, Console())
+        case LessonCommand():
+            from telemetry.lessons.terminal import run_lesson
+
+            return run_lesson(command, read=input, out=sys.stdout, is_interactive=sys.stdin.isatty())
 
 
 def _explain(command: ExplainCommand) -> int:

@@ -28,7 +28,9 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from invariants.modes import OnViolation
 from telemetry.checker_settings import CheckerConfig
+from telemetry.lessons.command import LessonCommand
 from telemetry.settings_page import DashboardCommand, DemoCommand, SubCommand
+from telemetry.sim.commands import SimCommand, WhatifCommand
 from telemetry.spans.config import TraceConfig
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
@@ -249,8 +251,11 @@ Command = (
     | ReplayCommand
     | CheckCommand
     | ExportCommand
+    | SimCommand
+    | WhatifCommand
     | DashboardCommand
     | DemoCommand
+    | LessonCommand
 )
 
 
@@ -264,6 +269,8 @@ class Root(BaseSettings):
       admitscope explain JOURNAL RID      why that request was late
       admitscope check JOURNAL            whether every law of the engine held in that run
       admitscope export --perfetto run.json JOURNAL      that run in a trace viewer
+      admitscope whatif JOURNAL --set chunked_prefill_size=256     what that setting would have done with that run
+      admitscope lesson four-requests     admission explained, one decision at a time; no model, no server
 
     `admitscope COMMAND --help` teaches each one; `admitscope --version` names this build.
     """
@@ -285,8 +292,11 @@ class Root(BaseSettings):
     replay: CliSubCommand[ReplayCommand]
     check: CliSubCommand[CheckCommand]
     export: CliSubCommand[ExportCommand]
+    sim: CliSubCommand[SimCommand]
+    whatif: CliSubCommand[WhatifCommand]
     dashboard: CliSubCommand[DashboardCommand]
     demo: CliSubCommand[DemoCommand]
+    lesson: CliSubCommand[LessonCommand]
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:

@@ -162,6 +162,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     step       of the lesson, 1 first
     rid        the request it is about; None: about the pass or the step
     reason     the core's own code where there is one
+    decided    what was decided, for comparing two runs: "admitted_first_chunk 80"; empty where nothing was
     sentences  what happened, with numbers
     formulas   how the numbers came about
     note       what the lesson's author says of it
@@ -174,6 +175,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     rid: str | None
     reason: str | None
+    decided: str
     title: Text
     sentences: tuple[Text, ...]
     formulas: tuple[Formula, ...]

@@ -14,6 +14,7 @@ from telemetry.lessons.load import LessonError, changed
 from telemetry.lessons.model import Lesson, LessonRequest
 from telemetry.lessons.moment import Moment
 from telemetry.lessons.narrator import Narrator
+from telemetry.lessons.outcome import Outcome
 from telemetry.lessons.stage import Stage
 from telemetry.lessons.tell_pass import tell_pass
 from telemetry.lessons.tell_step import before_commit, tell_commit, tell_result
@@ -27,6 +28,7 @@ class Story(msgspec.Struct, frozen=True):
 
     lesson: Lesson
     moments: tuple[Moment, ...]
+    outcomes: tuple[Outcome, ...]
 
 
 def play(lesson: Lesson, changes: Mapping[str, object] | None = None) -> Story:
@@ -42,7 +44,7 @@ def play(lesson: Lesson, changes: Mapping[str, object] | None = None) -> Story:
             break
         if len(narrator.moments) > MAX_MOMENTS:
             raise LessonError(f"lesson {lesson.id}: more than {MAX_MOMENTS} moments by step {step}; use fewer steps")
-    return Story(lesson, tuple(narrator.moments))
+    return Story(lesson, tuple(narrator.moments), stage.outcomes.all())
 
 
 def _one_step(stage: Stage, narrator: Narrator, step: int) -> None:

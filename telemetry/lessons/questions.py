@@ -111,4 +111,4 @@ def retraction(running: Sequence[str], victim: str) -> Question | None:
 
 def eviction(labels: Sequence[str], evicted: str) -> Question | None:
     """Whose pages leave the cache, of all that are in it."""
-    return _asked(say("ask_eviction"), [Option(label, Text(label, label)) for label in labels], evicted)
+    return _asked(say("ask_eviction"), [Option(label, Text(label, label)) for label in [*labels, evicted]], evicted)

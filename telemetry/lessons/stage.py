@@ -25,6 +25,7 @@ from engine.token_store import TokenStore
 from telemetry.lessons.load import LessonError
 from telemetry.lessons.model import Lesson, LessonRequest
 from telemetry.lessons.moment import NodeRow, PageRow
+from telemetry.lessons.outcome import OutcomeBook
 
 #: Every id that the simulated executor answers: a request that is to end after n outputs stops at any of them.
 _ANY_TOKEN: Final = tuple(range(32, 127))
@@ -58,6 +59,7 @@ class Stage:
         self._pages: tuple[PageRow, ...] | None = None
         self._seen: list[Seen] = []
         self._is_set_up = False
+        self.outcomes = OutcomeBook()
         self.core = Scheduler(
             self.config, num_pages=lesson.engine.pages, sink=self, chained_keys=self._tokens.chained_keys
         )
@@ -138,6 +140,7 @@ class Stage:
         if isinstance(event, PagesMoved):
             self._move(event)
         if self._is_set_up and not isinstance(event, LockChanged):
+            self.outcomes.see(event, self.step)
             self._seen.append(Seen(event, self.pages()))
 
     def take_seen(self) -> list[Seen]:

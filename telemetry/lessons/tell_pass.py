@@ -58,7 +58,12 @@ def _skipped(narrator: Narrator, plan: StepPlan) -> None:
     if end is None or end.stopped_by is Reason.QUEUE_END or state.skip_reason is None or state.skip_reason == before:
         return
     rows = narrator.stage.config.scheduler.max_running_requests
-    narrator.add("skip", say(f"skip_{state.skip_reason}", n=len(state.waiting), rows=rows), reason=end.stopped_by.value)
+    narrator.add(
+        "skip",
+        say(f"skip_{state.skip_reason}", n=len(state.waiting), rows=rows),
+        reason=end.stopped_by.value,
+        decided=end.stopped_by.value,
+    )
 
 
 class _Pass:
@@ -98,7 +103,13 @@ class _Pass:
                 )
         if len(sentences) == 1:
             sentences.append(say("order_same"))
-        self._narrator.add("order", *sentences, queue=self.queue, question=questions.first_of(considered))
+        self._narrator.add(
+            "order",
+            *sentences,
+            decided=" ".join(considered),
+            queue=self.queue,
+            question=questions.first_of(considered),
+        )
 
     def open(self) -> None:
         plan = self._plan
@@ -127,6 +138,7 @@ class _Pass:
             *_overdrafts(found),
             rid=found.rid,
             reason=found.reason.value,
+            decided=f"{found.reason.value} {found.selected_extend}",
             formulas=lines,
             ledgers=self.bars(place + 1, found),
             queue=self.queue,
@@ -178,6 +190,7 @@ class _Pass:
             *_overdrafts(found),
             rid=found.rid,
             reason=found.reason.value,
+            decided=f"{found.reason.value} {found.selected_extend}",
             formulas=formulas.admitted(self._state, found, unit=unit),
             ledgers=self.bars(place + 1),
             queue=self.queue,
@@ -196,6 +209,7 @@ class _Pass:
             ),
             rid=found.rid,
             reason=found.reason.value,
+            decided=f"{found.reason.value} {found.selected_extend}",
             formulas=formulas.refused(found, size=self._size),
             ledgers=self.bars(place, found, tested=TESTED.get(found.reason)),
             queue=self.queue,
@@ -216,6 +230,7 @@ class _Pass:
             "end",
             *sentences,
             reason=end.stopped_by.value,
+            decided=end.stopped_by.value,
             ledgers=self.bars(len(plan.decisions)),
             queue=self.queue,
             question=questions.what_next(plan, len(plan.decisions)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from engine.events import PagesMoved, RequestTransitioned
 from engine.request import END_CAUSES, Cause
@@ -101,6 +102,7 @@ def _growth(
     narrator.add(
         "growth",
         *sentences,
+        decided="fits" if before.fits else "retract",
         formulas=lines,
         running=running,
         pages=pages,
@@ -122,8 +124,8 @@ def _changes(narrator: Narrator, plan: StepPlan, told: Told, before: Before, see
     for each in seen:
         event = each.event
         if isinstance(event, PagesMoved) and event.cause == "evict":
-            moved = [page for page, row in enumerate(each.pages) if row != pages[page]]
-            _evicted(narrator, told, before, [pages[page].owner for page in moved], running=running, pages=each.pages)
+            owners = [pages[page].owner for page in np.frombuffer(event.pages, dtype="<i4").tolist()]
+            _evicted(narrator, told, before, owners, running=running, pages=each.pages)
         elif isinstance(event, RequestTransitioned) and event.cause in (Cause.RETRACT, Cause.KV_POOL_EXHAUSTED):
             now = tuple(row for row in running if row.rid != event.rid)
             _pushed_back(narrator, victims[event.rid], before, running=running, left=now, pages=each.pages)
@@ -131,7 +133,12 @@ def _changes(narrator: Narrator, plan: StepPlan, told: Told, before: Before, see
         elif isinstance(event, RequestTransitioned) and event.cause is Cause.PREEMPT:
             running = tuple(row for row in running if row.rid != event.rid)
             narrator.add(
-                "preemption", say("preempted", rid=event.rid), rid=event.rid, running=running, pages=each.pages
+                "preemption",
+                say("preempted", rid=event.rid),
+                rid=event.rid,
+                decided=f"preempt {event.rid}",
+                running=running,
+                pages=each.pages,
             )
         pages = each.pages
 
@@ -140,17 +147,15 @@ def _evicted(
     narrator: Narrator,
     told: Told,
     before: Before,
-    owners: list[str],
+    owners: Sequence[str],
     *,
     running: tuple[RunRow, ...],
     pages: tuple[PageRow, ...],
 ) -> None:
-    labels = list(dict.fromkeys(owners))
-    rank = min((node.age_rank for node in before.nodes if node.label in labels), default=0)
-    older = [
-        node.label for node in before.nodes if node.age_rank < rank and node.lock_count and node.label not in labels
-    ]
-    sentences = [say("evicted", pages=len(owners), names=listed(labels))]
+    label = "+".join(dict.fromkeys(owners))
+    rank = min((node.age_rank for node in before.nodes if node.label == label), default=0)
+    older = [node.label for node in before.nodes if node.age_rank < rank and node.lock_count and node.label != label]
+    sentences = [say("evicted", pages=len(owners), names=label)]
     if older:
         sentences.append(say("evicted_locked", names=names(list(dict.fromkeys(older)))))
     lines = [
@@ -163,11 +168,12 @@ def _evicted(
     narrator.add(
         "eviction",
         *sentences,
+        decided=f"{label} {len(owners)}",
         formulas=lines[:8],
         ledgers=told.ledgers,
         running=running,
         pages=pages,
-        question=questions.eviction([node.label for node in before.nodes], labels[0]),
+        question=questions.eviction([node.label for node in before.nodes], label),
     )
 
 
@@ -181,7 +187,13 @@ def _pushed_back(
     pages: tuple[PageRow, ...],
 ) -> None:
     if victim.aborted:
-        narrator.add("retraction", say("ended_pool", rid=victim.rid), rid=victim.rid, reason="kv_pool_exhausted")
+        narrator.add(
+            "retraction",
+            say("ended_pool", rid=victim.rid),
+            rid=victim.rid,
+            reason="kv_pool_exhausted",
+            decided=f"kv_pool_exhausted {victim.rid}",
+        )
         return
     rids = [row.rid for row in running if row.rid in before.outputs]
     lines = [Formula(f"{row.rid}: outputs {row.output_len}, prompt {row.prompt_len}") for row in running]
@@ -189,6 +201,7 @@ def _pushed_back(
         "retraction",
         say("retracted", rid=victim.rid, outputs=victim.output_len, lost=victim.lost_tokens),
         rid=victim.rid,
+        decided=f"retract {victim.rid}",
         formulas=lines,
         running=left,
         pages=pages,
