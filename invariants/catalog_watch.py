@@ -6,6 +6,10 @@ from typing import Final
 
 from invariants.law import ALWAYS, Group, Law
 
+_SPAN_READINGS: Final = (
+    "whenever whoever builds spans hands over a reading (`audit_spans`), as of the event it has come to; no longer "
+    "once events were dropped on their way to it (`telemetry_dropped_total`)"
+)
 _READINGS: Final = "whenever a listener hands over its numbers (`audit_readings`), between two steps"
 
 WATCH_LAWS: Final[tuple[Law, ...]] = (
@@ -170,5 +174,26 @@ WATCH_LAWS: Final[tuple[Law, ...]] = (
         "A request observed twice or not at all: gaps are tokens less first tokens, durations are ends, waits are "
         "first admissions.",
         properties=("CHK-COUNT",),
+    ),
+    Law(
+        "INV-SPAN-01",
+        "Each live request has one open draft of spans, and each end closes one: kept, refused by the rate, or not "
+        "chosen, and counted so.",
+        2,
+        Group.SPAN,
+        "O(live + ended since the last reading)",
+        _SPAN_READINGS,
+        "A draft that stays open after an abort, a trace closed twice or never, or one that left without a decision.",
+        properties=("CHK-SPAN", "CHK-EXIT"),
+    ),
+    Law(
+        "INV-SPAN-02",
+        "No span ends before it starts, children lie within their parents, and the root covers the request's life.",
+        2,
+        Group.SPAN,
+        "O(spans) of the last 64 kept trees",
+        _SPAN_READINGS,
+        "An instant of another event, a child under another tree's span, or a root that begins at the admission.",
+        properties=("CHK-SPAN", "CHK-TIME"),
     ),
 )

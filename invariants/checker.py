@@ -12,34 +12,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from engine.events import (
-    AbortRequested,
-    AdmissionDecided,
-    AnyEvent,
-    EngineStarted,
-    LockChanged,
-    PagesMoved,
-    RequestArrived,
-    RequestTransitioned,
-    StepCompleted,
-    StepPlanned,
-)
+from engine.events import AnyEvent, EngineStarted
 from engine.kvcache.snapshot import SchedulerSnapshot
-from engine.request import Cause
-from invariants import audit, budget_laws, chunk_laws, lock_laws, page_laws, step_laws
+from invariants import audit, step_laws
 from invariants.audit import AuditPart
 from invariants.catalog import CATALOG, LAWS, Group
-from invariants.members import ADMIT, FINISHED, PREEMPT
+from invariants.judge import Judge
 from invariants.meter_books import Readings
 from invariants.modes import OnViolation, laws_by_mode, modes_of
-from invariants.shadow import Shadow
+from invariants.span_laws import SpanReading
 from invariants.violation import InvariantViolation, Report, Violation
-from invariants.watch import GAP_STEPS, Watch
+from invariants.watch import GAP_STEPS
 
 EVIDENCE_EVENTS: Final = 2_000
 KEPT_VIOLATIONS: Final = 1_000
-RATIO_TOLERANCE: Final = 1e-9
-_COMMIT_CAUSES: Final = frozenset({Cause.ADMIT, Cause.RETRACT, Cause.PREEMPT})
 
 
 class InvariantChecker:
@@ -91,8 +77,8 @@ class InvariantChecker:
         self.audits_by_part: dict[str, int] = {part.value: 0 for part in AuditPart}
         self.violations: deque[Violation] = deque(maxlen=KEPT_VIOLATIONS)
         self._evidence: deque[AnyEvent] = deque(maxlen=EVIDENCE_EVENTS)
-        self._books: Shadow | None = None
-        self._watch: Watch | None = None
+        self._judge: Judge | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {}
         self._last: AnyEvent | None = None
         #: First event of the engine's life, and the snapshot that the latest audit looked at.
         self.started: EngineStarted | None = None
@@ -100,34 +86,29 @@ class InvariantChecker:
         self._audit_step: int | None = None
         #: The event that is judged later than it came; None: the last one is judged.
         self._judged: AnyEvent | None = None
-        self._handlers: dict[type, Callable[[Shadow, Any], None]] = {
-            RequestArrived: self._on_arrival,
-            AbortRequested: self._on_abort,
-            RequestTransitioned: self._on_transition,
-            AdmissionDecided: self._on_decision,
-            StepPlanned: self._on_plan,
-            StepCompleted: self._on_completed,
-            PagesMoved: self._on_pages,
-            LockChanged: self._on_lock,
-        }
 
     # -- in --------------------------------------------------------------------------------------------------------
 
     def emit(self, event: AnyEvent) -> None:
         """Check one event. Raises InvariantViolation when the law is to raise."""
-        started = self._time_ns() if self._time_ns is not None else 0
+        time_ns, last, self._last = self._time_ns, self._last, event
+        began = time_ns() if time_ns is not None else 0
         try:
-            self._check(event)
+            self._evidence.append(event)
+            handle = self._handlers.get(type(event))
+            if handle is None:
+                self._on_first(event)
+                return
+            if last is not None and (event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns):
+                step_laws.on_order(last, event, self.report)
+            handle(event)
         except InvariantViolation:
             raise
         except Exception as error:  # a fault of the checker, or a stream it cannot follow, must not stop a server
-            if self.on_violation == "raise":
-                raise
-            self._note_internal(error)
+            self.excuse(error)
         finally:
-            self._last = event
-            if self._time_ns is not None:
-                self.ns_by_tier[1] += self._time_ns() - started
+            if time_ns is not None:
+                self.ns_by_tier[1] += time_ns() - began
 
     def audit(self, snapshot: SchedulerSnapshot) -> bool:
         """Recount a whole snapshot, taken between steps, and compare it with itself and with the books (tier 2).
@@ -135,8 +116,8 @@ class InvariantChecker:
         Call it on the engine thread. False, and nothing is checked, in the middle of a step: a request in transit would
         look like a leak.
         """
-        books = self._books
-        if books is not None and (books.plan is not None or books.in_commit or books.claims):
+        judge = self._judge
+        if judge is not None and judge.is_inside_a_step:
             return False
         self.audited = snapshot
         with self._auditing(snapshot.step):
@@ -145,9 +126,9 @@ class InvariantChecker:
             for part in parts:
                 self.audits_by_part[part] += 1
                 self.checks_by_group[audit.GROUPS[part]] += audit.checks(part, snapshot)
-            audit.run(books, snapshot, self._report, parts)
-            if books is not None and self._watch is not None and AuditPart.BOOKS in parts:
-                self._watch.audit(books, snapshot)
+            audit.run(None if judge is None else judge.books, snapshot, self.report, parts)
+            if judge is not None and AuditPart.BOOKS in parts:
+                judge.watch.audit(judge.books, snapshot)
         return True
 
     def audit_readings(self, readings: Readings) -> bool:
@@ -155,13 +136,26 @@ class InvariantChecker:
 
         False, and nothing is checked, in the middle of a step or before the engine started.
         """
-        books, watch = self._books, self._watch
-        if books is None or watch is None or books.plan is not None or books.in_commit or books.claims:
+        judge = self._judge
+        if judge is None or judge.is_inside_a_step:
             return False
-        with self._auditing(books.last_plan_step):
+        with self._auditing(judge.books.last_plan_step):
             self.checks_by_group["meter"] += 1
-            self.checks_by_group["time"] += watch.on_readings(books, readings)
+            self.checks_by_group["time"] += judge.watch.on_readings(judge.books, readings)
         return True
+
+    def audit_spans(self, reading: SpanReading) -> bool:
+        """Compare what whoever builds spans has with the books as of its event (tier 2). On the engine thread.
+
+        False, and nothing is checked, before the engine started, or when the reading is older than the books can tell.
+        """
+        judge, is_compared = self._judge, False
+        if judge is None:
+            return False
+        with self._auditing(judge.books.last_plan_step):
+            is_compared = judge.watch.on_spans(reading)
+            self.checks_by_group["span"] += is_compared
+        return is_compared
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -199,21 +193,40 @@ class InvariantChecker:
         except InvariantViolation:
             raise
         except Exception as error:  # as in `emit`: a fault of the checker must not stop a server
-            if self.on_violation == "raise":
-                raise
-            self._note_internal(error)
+            self.excuse(error)
         finally:
             self._audit_step = None
             if self._time_ns is not None:
                 self.ns_by_tier[2] += self._time_ns() - started
 
-    def _note_internal(self, error: Exception) -> None:
+    def _on_first(self, event: AnyEvent) -> None:
+        if not isinstance(event, EngineStarted):
+            self.report("INV-STEP-02", "EngineStarted as the first event", type(event).__name__)
+            return
+        self._judge = Judge(
+            event, self, self.checks_by_group, progress_steps=self._progress_steps, gap_steps=self._gap_steps
+        )
+        self._handlers = self._judge.handlers
+        self.started = event
+
+    # -- for the judge ---------------------------------------------------------------------------------------------
+
+    def excuse(self, error: Exception) -> None:
+        """Count a fault of the checker's own. Raises it where violations are raised."""
+        if self.on_violation == "raise":
+            raise error
         self.internal_errors += 1
         self.last_internal_error = f"{type(error).__name__}: {error}"
 
-    def _report(
+    def blame(self, event: AnyEvent | None) -> Report:
+        """From now on reports are about `event`, which came earlier than the one at hand; None: about that one."""
+        self._judged = event
+        return self.report
+
+    def report(
         self, law: str, expected: str, found: str, *, rid: str | None = None, seqs: tuple[int, ...] = ()
     ) -> None:
+        """Count a broken law, tell the listener, and raise it where it is to be raised."""
         mode = self._modes[law]
         if mode == "off":
             return
@@ -235,159 +248,3 @@ class InvariantChecker:
             self._listener(violation)
         if mode == "raise":
             raise InvariantViolation(violation)
-
-    def _check(self, event: AnyEvent) -> None:
-        self._evidence.append(event)
-        last, books = self._last, self._books
-        if books is None or isinstance(event, EngineStarted):
-            self._on_first(event)
-            return
-        if last is not None and (event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns):
-            step_laws.on_order(last, event, self._report)
-        if isinstance(event, PagesMoved) and event.cause == "claim":
-            books.claims.append(event)
-            return
-        if books.claims and not page_laws.leaves_claims(event):
-            self._follow_claims(books)
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(books, event)
-
-    def _on_first(self, event: AnyEvent) -> None:
-        if isinstance(event, EngineStarted):
-            self._books = Shadow(event)
-            self._watch = Watch(self._books, self._report, gap_steps=self._gap_steps)
-            self.started = event
-        else:
-            self._report("INV-STEP-02", "EngineStarted as the first event", type(event).__name__)
-
-    def _report_on(self, event: AnyEvent) -> Report:
-        """Reports that blame an event that came earlier than the one at hand."""
-        self._judged = event
-        return self._report
-
-    def _follow_claims(self, books: Shadow) -> None:
-        """Claims are judged when something comes that asks where pages are: together, which is much quicker."""
-        claims, books.claims = books.claims, []
-        self.checks_by_group["page"] += len(claims)
-        try:
-            if books.leaving:
-                self._judged = claims[0]
-                lock_laws.settle(books, self._report)
-            books.in_commit = True
-            page_laws.on_claims(books, claims, self._report_on)
-        except InvariantViolation:
-            raise
-        except Exception as error:  # as in `emit`; the event at hand is to be judged all the same
-            if self.on_violation == "raise":
-                raise
-            self._note_internal(error)
-        finally:
-            self._judged = None
-
-    def _on_arrival(self, books: Shadow, event: RequestArrived) -> None:
-        if self._watch is not None and event.rid not in books.requests:
-            self._watch.on_arrival(event)
-        step_laws.on_arrival(books, event, self._report)
-        self.checks_by_group["step"] += 1
-
-    def _on_abort(self, books: Shadow, event: AbortRequested) -> None:
-        if event.rid in books.requests:
-            books.aborting[event.rid] = event.seq
-
-    def _on_transition(self, books: Shadow, event: RequestTransitioned) -> None:
-        report, counts = self._report, self.checks_by_group
-        if event.cause in _COMMIT_CAUSES:
-            if books.leaving and event.cause is ADMIT:
-                lock_laws.settle(books, report)
-            books.in_commit = True
-        if event.cause is PREEMPT:
-            books.count_preempted(event.rid)
-        request = step_laws.on_transition(books, event, report)
-        counts["step"] += 1
-        if request is None:
-            return
-        if self._watch is not None:
-            self._watch.on_transition(event)
-            counts["request"] += 1
-        chunk_laws.on_transition(books, event, request, report)
-        lock_laws.on_transition(books, event, request, report)
-        counts["chunk"] += 1
-        counts["lock"] += 1
-        if event.target is FINISHED:
-            step_laws.on_end(books, event, request, report)
-            books.remember_end(event.rid, event.seq)
-        books.set_state(request, event.target)
-        if not books.in_commit and books.plan is None:
-            books.take_view()  # an end between two steps: the next plan sees it
-
-    def _on_decision(self, books: Shadow, event: AdmissionDecided) -> None:
-        report, counts = self._report, self.checks_by_group
-        if not books.decisions:
-            if books.leaving:
-                lock_laws.settle(books, report)
-            if not books.in_commit:
-                books.take_view()
-                books.in_commit = True
-        chunk_laws.on_decision(books, event, report)
-        budget_laws.on_decision(books, event, report)
-        if self._watch is not None:
-            self._watch.on_decision(event)
-        books.decide(event)
-        counts["chunk"] += 1
-        counts["budget"] += 1
-
-    def _on_plan(self, books: Shadow, event: StepPlanned) -> None:
-        report, counts = self._report, self.checks_by_group
-        if books.leaving:
-            lock_laws.settle(books, report)
-        step_laws.on_plan(books, event, report)
-        if event.prefills or books.decisions or event.continuation is not None or books.view.continuation is not None:
-            chunk_laws.on_plan(books, event, report)
-            counts["chunk"] += 1
-        else:
-            books.cut = None
-        step_laws.recount(books, event, report)
-        budget_laws.on_plan(books, event, report)
-        if books.decisions:
-            lock_laws.on_plan(books, event, report)
-        page_laws.on_counts(books, event, report)
-        step_laws.progress(books, event, self._progress_steps, report)
-        ratio = budget_laws.next_ratio(books, event)
-        if abs(event.new_token_ratio - ratio) > RATIO_TOLERANCE:
-            report("INV-BUDGET-04", f"new_token_ratio {ratio:g} after this step", f"{event.new_token_ratio:g}")
-        if self._watch is not None:
-            self._watch.on_plan(books, event)
-            counts["request"] += 1
-            counts["flag"] += 1
-        books.close_plan(ratio)
-        books.last_plan_step = event.step
-        books.plan = event
-        counts["step"] += 1
-        counts["budget"] += 1
-        counts["lock"] += 1
-        counts["page"] += 1
-
-    def _on_completed(self, books: Shadow, event: StepCompleted) -> None:
-        report, counts = self._report, self.checks_by_group
-        if self._watch is not None:
-            self._watch.on_completed(event)
-            counts["time"] += 1
-        plan = step_laws.on_completed(books, event, report)
-        if plan is not None and plan.prefills:
-            chunk_laws.on_completed(books, plan, event, report)
-            counts["chunk"] += 1
-        if books.leaving:
-            lock_laws.settle(books, report)
-        page_laws.on_counts(books, event, report)
-        books.take_view()
-        counts["step"] += 1
-        counts["page"] += 1
-
-    def _on_pages(self, books: Shadow, event: PagesMoved) -> None:
-        page_laws.on_pages(books, event, self._report)
-        self.checks_by_group["page"] += 1
-
-    def _on_lock(self, books: Shadow, event: LockChanged) -> None:
-        lock_laws.on_lock(books, event, self._report)
-        self.checks_by_group["lock"] += 1

@@ -92,7 +92,7 @@ prompt text: events and snapshots hold lengths and salted keys.
 broke, 2 when the journal lacks events. Refusals that a journal only counts are made again by a replay, as long as
 record and replay agree; the replayed state is audited every 16 steps. From where they part, the record is heard alone,
 and the report names the laws that could not be judged any more. `--snapshot` audits the state that a bundle holds. What
-listeners counted is not in a journal.
+listeners counted, and their spans, are not in a journal.
 
 ## Sabotage
 
@@ -121,6 +121,7 @@ _TITLES: Final = {
     Group.FLAG: "Derived values",
     Group.TIME: "Times",
     Group.METER: "What listeners count",
+    Group.SPAN: "Spans of requests",
 }
 
 

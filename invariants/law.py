@@ -20,6 +20,7 @@ class Group(StrEnum):
     FLAG = "flag"
     TIME = "time"
     METER = "meter"
+    SPAN = "span"
 
 
 @dataclass(frozen=True, slots=True)

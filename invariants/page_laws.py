@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.events import AnyEvent, LockChanged, PagesMoved, RequestTransitioned, StepCompleted, StepPlanned
-from invariants.members import ADMIT
+from engine.events import PagesMoved, StepCompleted, StepPlanned
 from invariants.page_book import (
     CHANGES,
     EVICTABLE,
@@ -61,11 +60,6 @@ LEGAL: Final[dict[tuple[str, str, str], Move]] = {
 }
 #: Owner label of each state: row of a private page, node of a tree page.
 _PREFIX: Final = {FREE: "", PRIVATE: "r:", PROTECTED: "n:", EVICTABLE: "n:"}
-
-
-def leaves_claims(event: AnyEvent) -> bool:
-    """Whether the laws of an event do not ask where pages are, so that claims before it may be followed after it."""
-    return isinstance(event, LockChanged) or (isinstance(event, RequestTransitioned) and event.cause is ADMIT)
 
 
 def on_claims(books: Shadow, claims: list[PagesMoved], report: Callable[[PagesMoved], Report]) -> None:

@@ -62,7 +62,7 @@ PROPERTIES: Final[tuple[Property, ...]] = (
     Property(
         "CHK-SPAN",
         "Each live request has one open span, ended once.",
-        "No law so far: it comes with the export of spans.",
+        "That the caller's trace goes on is not in events; `tests/field/test_span_reports.py` asks a collector.",
     ),
     Property(
         "CHK-ISOLATE",

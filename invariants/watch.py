@@ -6,16 +6,24 @@ the number that waits, and a step that only decodes costs a handful of additions
 
 from __future__ import annotations
 
-from engine.events import AdmissionDecided, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
+from engine.events import (
+    AdmissionDecided,
+    RequestArrived,
+    RequestTransitioned,
+    StepCompleted,
+    StepPlanned,
+)
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.scheduler.plan import StepKind
 from invariants.book_audit import BookAudit
 from invariants.flag_laws import FlagLaws
+from invariants.members import FINISHED
 from invariants.meter_books import MeterBooks, Readings
 from invariants.meter_laws import MeterLaws
 from invariants.queue_books import QueueBooks
 from invariants.request_laws import RequestLaws
 from invariants.shadow import Shadow
+from invariants.span_laws import SpanBook, SpanReading
 from invariants.time_laws import TimeLaws, on_lives
 from invariants.violation import Report
 
@@ -35,6 +43,7 @@ class Watch:
         self._book_audit = BookAudit()
         self.queue = QueueBooks()
         self.meters = MeterBooks()
+        self.spans = SpanBook()
         self._changes = -1
 
     def on_arrival(self, event: RequestArrived) -> None:
@@ -42,6 +51,7 @@ class Watch:
         self._times.on_arrival(event, self._report)
         self.queue.arrive(event)
         self.meters.arrived += 1
+        self.spans.on_arrival(event)
 
     def on_transition(self, event: RequestTransitioned) -> None:
         """A request changed state."""
@@ -49,6 +59,8 @@ class Watch:
         if track is not None:
             self._requests.on_transition(track, event, self._report)
             self.meters.on_transition(track, event)
+            if event.target is FINISHED:
+                self.spans.on_end(event)
             if not self.queue.live:
                 self.meters.promising = None
 
@@ -98,3 +110,7 @@ class Watch:
         """What a listener shows between two steps. Returns how many lives were checked."""
         self._meter_laws.on_readings(books, self.queue, self.meters, readings, self._report)
         return on_lives(self.queue, readings.lives, self._report)
+
+    def on_spans(self, reading: SpanReading) -> bool:
+        """What whoever builds spans has. False when it cannot be compared."""
+        return self.spans.on_reading(self.queue, reading, self._report)

@@ -14,6 +14,7 @@ from invariants.checker import InvariantChecker
 from invariants.violation import InvariantViolation
 from telemetry.metrics import MetricsSink
 from telemetry.readings import LIVES, readings_of
+from telemetry.spans.sink import SpanSink
 
 _log = logging.getLogger(__name__)
 _ANSWER_S: Final = 30.0
@@ -26,6 +27,7 @@ class Auditor:
 
     period_s  None: never by itself
     metrics   what is shown to the world, compared with the books in the same audit; None: nothing is shown
+    spans     whoever builds spans: asked in each audit, and compared in the next; None: nobody does
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Auditor:
         *,
         period_s: float | None,
         metrics: MetricsSink | None = None,
+        spans: SpanSink | None = None,
     ) -> None:
         self._engine = engine
         self._engine_thread = engine_thread
@@ -44,6 +47,7 @@ class Auditor:
         self._audited_steps = 0
         self._order_from = 0
         self._metrics = metrics
+        self._spans = spans
         self._lives_from = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="admitscope-audit", daemon=True)
@@ -67,6 +71,9 @@ class Auditor:
         try:
             self._checker.audit(snapshot)
             self._audit_metrics()
+            reading = None if self._spans is None else self._spans.ask()
+            if reading is not None:
+                self._checker.audit_spans(reading)
         except InvariantViolation as broken:
             step = self._audited_steps
             _log.exception("the audit after step %d found a broken law", step, extra={"step": step})
@@ -77,8 +84,8 @@ class Auditor:
     def _audit_metrics(self) -> None:
         """What is shown, and the times of the next LIVES live requests."""
         metrics = self._metrics
-        if metrics is None:
-            return
+        if metrics is None or not metrics.catch_up() or metrics.has_gaps:
+            return  # what is shown is not of this moment, or not of all events: there is nothing to compare
         if self._lives_from >= len(metrics.timeline.live):
             self._lives_from = 0
         readings = readings_of(metrics, lives_from=self._lives_from)

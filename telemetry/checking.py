@@ -30,6 +30,7 @@ from telemetry.isolation import IsolatedSink
 from telemetry.journal_cap import CappedJournal
 from telemetry.metric_catalog import NS
 from telemetry.metrics import MetricsSink
+from telemetry.spans.sink import SpanSink
 
 _log = logging.getLogger(__name__)
 _ANSWER_S: Final = 10.0
@@ -87,11 +88,17 @@ class Checking:
             return ()
         return (IsolatedSink(self.checker, "checker", lets_through=(InvariantViolation,)),)
 
-    def attach(self, engine: LLMEngine, engine_thread: EngineThread, metrics: MetricsSink | None = None) -> None:
-        """Name the engine that is checked, and the metrics that audits compare with the checker's books."""
+    def attach(
+        self,
+        engine: LLMEngine,
+        engine_thread: EngineThread,
+        metrics: MetricsSink | None = None,
+        spans: SpanSink | None = None,
+    ) -> None:
+        """Name the engine that is checked, and the metrics and spans that audits compare with the checker's books."""
         self._engine, self._engine_thread = engine, engine_thread
         period_s = self._config.audit_period_s
-        self.auditor = Auditor(engine, engine_thread, self.checker, period_s=period_s, metrics=metrics)
+        self.auditor = Auditor(engine, engine_thread, self.checker, period_s=period_s, metrics=metrics, spans=spans)
 
     def start(self) -> None:
         """Begin to audit."""

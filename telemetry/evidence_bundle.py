@@ -34,7 +34,9 @@ SNAPSHOT_FILE: Final = "snapshot.json"
 
 
 #: Laws about numbers and times that listeners show, which no journal holds.
-ABOUT_LISTENERS: Final = frozenset({"INV-TIME-02"} | {law.id for law in CATALOG if law.group is Group.METER})
+ABOUT_LISTENERS: Final = frozenset(
+    {"INV-TIME-02"} | {law.id for law in CATALOG if law.group in (Group.METER, Group.SPAN)}
+)
 
 
 class Picture(NamedTuple):

@@ -22,9 +22,11 @@ from engine.events import (
 )
 from engine.request import Cause, RequestState
 from engine.scheduler.plan import StepKind
+from invariants.span_laws import SpanReading
 from telemetry.request_timeline import RequestTimeline
 from telemetry.spans.draft import SpanDraft, request_span_id, request_trace_id
 from telemetry.spans.keep import KeepRule, TokenBucket
+from telemetry.spans.ledger import NOT_CHOSEN, REFUSED, SpanLedger
 from telemetry.spans.request_tree import RequestTree
 from telemetry.spans.stays import TraceFacts
 from telemetry.spans.step_tree import StepKeeper, step_spans
@@ -103,6 +105,8 @@ class SpanSink:
         self._rate = max_traces_per_s
         self._notes: deque[ViolationNote] = deque(maxlen=_NOTES_KEPT)
         self._closed = False
+        #: Made when one was wanted, for whoever asked.
+        self._reading: SpanReading | None = None
         self._begin("", "", None)
 
     def _begin(self, engine_id: str, model: str, chunk_size: int | None) -> None:
@@ -116,6 +120,7 @@ class SpanSink:
             with_held=self._with_held,
         )
         self._timeline = TimelineTracker(self, expects_responses=self._expects_responses, keep_detail=True)
+        self._ledger = SpanLedger()
         self._facts: dict[str, TraceFacts] = {}
         self._ended: OrderedDict[str, RequestTimeline] = OrderedDict()
         self._row_of: dict[str, int] = {}
@@ -156,6 +161,29 @@ class SpanSink:
                 self._completed(event)
             case ResponseSent() if event.rid in self._ended:
                 self._finish(self._ended.pop(event.rid))
+        self._ledger.hear(event.seq)
+        if self._ledger.wanted:
+            self._reading = self.reading()
+
+    def flush(self) -> None:
+        """No event waits: whoever wants a reading need not wait for the next one."""
+        if self._ledger.wanted:
+            self._reading = self.reading()
+
+    # -- what the checker compares ---------------------------------------------------------------------------------
+
+    def ask(self) -> SpanReading | None:
+        """The reading that was asked for last, once, and ask for the next. Any thread, but always the same.
+
+        None: it is not there yet, or events were lost and there is nothing to compare.
+        """
+        reading, self._reading = self._reading, None
+        self._ledger.wanted = True
+        return reading
+
+    def reading(self) -> SpanReading | None:
+        """A reading now. On the thread that feeds this sink."""
+        return self._ledger.reading(self._facts, self._ended)
 
     def _arrived(self, event: RequestArrived) -> None:
         trace_id = request_trace_id(event.trace_id, self._engine_id, event.rid, event.accepted_ns)
@@ -264,14 +292,18 @@ class SpanSink:
         self._row_of.pop(request.rid, None)
         if facts is None:
             return
+        self._ledger.close(request.rid)
         self._take_notes()
         why = self._rule.why(request, facts)
         if why is None:
+            self._ledger.decide(NOT_CHOSEN)
             return
         spans = self._tree.build(request, facts, kept_because=why, kept_steps=self._kept_steps)
         if self._buckets[0].take(self._now_ns):
+            self._ledger.keep(request.rid, request.enqueued_ns, spans)
             self._output.send(spans)
         else:
+            self._ledger.decide(REFUSED)
             self._output.refuse(len(spans))
 
     def close(self) -> None:

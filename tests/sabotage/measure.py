@@ -21,8 +21,11 @@ from engine.scheduler.decision import ADMITTED
 from engine.scheduler.plan import StepKind
 from invariants import InvariantChecker, Violation
 from invariants.meter_books import Readings
+from invariants.span_laws import SpanReading
 from tests.sabotage.scenario import GAP_STEPS, PROGRESS_STEPS, Fault, run_with
 
+#: What a checker is shown.
+CHANNELS: Final = ("events", "state", "order", "meters", "lives", "spans")
 #: What is compared, by law; every other law looks at events and snapshots.
 LOOKS_AT: Final = {
     "INV-INDEX-01": ("order",),
@@ -30,6 +33,8 @@ LOOKS_AT: Final = {
     "INV-METER-02": ("meters",),
     "INV-METER-03": ("meters",),
     "INV-TIME-02": ("lives",),
+    "INV-SPAN-01": ("spans",),
+    "INV-SPAN-02": ("spans",),
 }
 #: Steps that a law allows by its own words before it is broken.
 ALLOWED_STEPS: Final = {"INV-PROG-01": PROGRESS_STEPS, "INV-REQ-01": GAP_STEPS, "INV-REQ-02": 2}
@@ -63,7 +68,7 @@ class Witness(InvariantChecker):
         self._audits = audits
         self.heard: list[AnyEvent] = []
         #: Channel → (step, digest) of everything that was shown on it.
-        self.shown: dict[str, list[Digest]] = {name: [] for name in ("events", "state", "order", "meters", "lives")}
+        self.shown: dict[str, list[Digest]] = {name: [] for name in CHANNELS}
 
     def emit(self, event: AnyEvent) -> None:
         self.heard.append(event)
@@ -82,6 +87,12 @@ class Witness(InvariantChecker):
         self.shown["meters"].append((step, hash(repr((readings.counters, readings.gauges, readings.observations)))))
         return self._audits and super().audit_readings(readings)
 
+    def audit_spans(self, reading: SpanReading) -> bool:
+        drafts = (sorted(reading.drafts), sorted(reading.awaiting))
+        digest = hash(repr((drafts, reading._replace(drafts=frozenset(), awaiting=frozenset()))))
+        self.shown["spans"].append((self.shown["state"][-1][0], digest))
+        return self._audits and super().audit_spans(reading)
+
     def first_step(self, law: str | None = None) -> int | None:
         """Step of the first violation, of `law` or of any; None: there was none."""
         return next((one.step for one in self.told if law in (None, one.id)), None)
@@ -91,7 +102,7 @@ class Witness(InvariantChecker):
 class Caught:
     """What became of one fault.
 
-    kind     engine: one of its methods broken. events: a lie in a true stream. metrics: a listener that counts wrong
+    kind     engine: one of its methods broken. events: a lie in a true stream. metrics, spans: a listener that is wrong
     checkable  step at which its law could first know
     laws     laws that noticed, first ones first, with audits after every step
     lag      steps from `checkable` to its own law's first violation; None: it did not notice
@@ -110,7 +121,10 @@ class Caught:
 
 def kind_of(fault: Fault) -> str:
     """Where the fault is put in."""
-    return "engine" if fault.engine is not None else "metrics" if fault.metrics is not None else "events"
+    for kind in ("engine", "metrics", "spans"):
+        if getattr(fault, kind) is not None:
+            return kind
+    return "events"
 
 
 def _run(fault: Fault, *, audits: bool) -> Witness:

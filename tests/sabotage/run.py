@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from invariants import LAWS
-from tests.sabotage.every import DUE, FAULTS, KNOWN
+from tests.sabotage.every import FAULTS, KNOWN
 from tests.sabotage.measure import Caught, Measure, kind_of
 
 _SHOWN_LAWS: Final = 4
@@ -62,7 +62,8 @@ def _print_figures(results: Sequence[Caught], seconds: float) -> None:
     kinds = Counter(kind_of(result.fault) for result in results)
     print(
         f"{len(results)} faults in {seconds:.0f} s: {kinds['engine']} broken methods of the engine, "
-        f"{kinds['metrics']} of the metrics, {kinds['events']} lies in a true stream of events"
+        f"{kinds['metrics']} of the metrics, {kinds['spans']} of the spans, {kinds['events']} lies in a true stream of "
+        "events"
     )
     lags = Counter(result.lag for result in results if result.lag is not None)
     print(
@@ -80,7 +81,7 @@ def _print_figures(results: Sequence[Caught], seconds: float) -> None:
         "the same by tier 1 alone, without any audit: "
         + ", ".join(f"{lag}: {count}" for lag, count in sorted(alone.items()))
     )
-    print(f"known faults: {len(KNOWN)} have a sabotage; due: {', '.join(f'{k} ({v})' for k, v in DUE.items())}")
+    print(f"known faults: {len(KNOWN)} have a sabotage")
     print(f"tier 1 alone: {by_any} of {len(results)} ({by_law} by the law named)")
 
 

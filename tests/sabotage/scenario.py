@@ -10,12 +10,14 @@ import pytest
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.errors import LawBroken
-from engine.events import AnyEvent, FanOut
+from engine.events import AnyEvent, EngineStarted, FanOut
 from engine.kvcache.snapshot import SchedulerSnapshot
 from invariants import InvariantChecker
 from telemetry.metrics import MetricsSink
 from telemetry.readings import readings_of
 from telemetry.request_timeline import RequestTimeline
+from telemetry.spans.draft import SpanDraft
+from telemetry.spans.sink import SpanSink
 from tests.builders import CoreRun, Tap, engine_config
 
 Edit = Callable[[AnyEvent], Sequence[AnyEvent]]
@@ -37,6 +39,7 @@ class Fault:
     edit     makes an edit of the event stream; None leaves it alone
     engine   breaks the engine before it runs; None leaves it alone
     metrics  breaks the metrics that listen beside the checker; None leaves them alone
+    spans    breaks the sink that builds spans beside the checker; None leaves it alone
     renumber whether gaps that the edit leaves in `seq` are closed
     """
 
@@ -45,6 +48,7 @@ class Fault:
     edit: Callable[[], Edit] | None = None
     engine: Callable[[CoreRun, pytest.MonkeyPatch], None] | None = None
     metrics: Callable[[MetricsSink, pytest.MonkeyPatch], None] | None = None
+    spans: Callable[[SpanSink, pytest.MonkeyPatch], None] | None = None
     renumber: bool = True
     settings: dict[str, object] = field(default_factory=dict)
 
@@ -66,6 +70,22 @@ def config(**changes: object) -> EngineConfig:
     return engine_config(**(settings | changes))
 
 
+class Nowhere:
+    """Takes spans and forgets them."""
+
+    def start(self, engine: EngineStarted) -> None:
+        """Nothing."""
+
+    def send(self, spans: list[SpanDraft]) -> None:
+        """Nothing."""
+
+    def refuse(self, spans: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def workload(run: CoreRun) -> None:
     """Twelve requests with shared beginnings, arriving while others run; one is aborted, one step fails."""
     for index in range(12):
@@ -84,7 +104,7 @@ def workload(run: CoreRun) -> None:
 def run_with(fault: Fault | None, checker: InvariantChecker, patch: pytest.MonkeyPatch | None = None) -> None:
     """The workload, with `fault` in it. The engine's own asserts may stop it once it is broken.
 
-    Metrics listen to the true events, as they do in a server; a lie is told to the checker alone.
+    Metrics and spans listen to the true events, as in a server; a lie is told to the checker alone.
     """
     edit = fault.edit() if fault is not None and fault.edit is not None else same
     metrics = MetricsSink(clock=VirtualClock())
@@ -92,6 +112,9 @@ def run_with(fault: Fault | None, checker: InvariantChecker, patch: pytest.Monke
     patch = patch or pytest.MonkeyPatch()
     if fault is not None and fault.metrics is not None:
         fault.metrics(metrics, patch)
+    spans = SpanSink(Nowhere(), expects_responses=False, sample_ratio=1.0, max_traces_per_s=10_000.0)
+    if fault is not None and fault.spans is not None:
+        fault.spans(spans, patch)
     told = metrics.on_finished
     patch.setattr(metrics, "on_finished", lambda request: (ended.append(request), told(request)))
     is_lie = fault is not None and fault.edit is not None
@@ -100,9 +123,12 @@ def run_with(fault: Fault | None, checker: InvariantChecker, patch: pytest.Monke
         checker.audit(snapshot)
         if not is_lie:
             checker.audit_readings(readings_of(metrics, also=ended))
+            reading = spans.reading()
+            assert reading is not None
+            checker.audit_spans(reading)
         ended.clear()
 
-    sink = FanOut((Tap(checker, edit, renumber=fault is None or fault.renumber), metrics))
+    sink = FanOut((Tap(checker, edit, renumber=fault is None or fault.renumber), metrics, spans))
     run = CoreRun(config(**(fault.settings if fault is not None else {})), sink, after_step=audit)
     if fault is None:
         workload(run)

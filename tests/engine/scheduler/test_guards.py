@@ -75,8 +75,9 @@ def crowded(**scheduler: Any) -> tuple[CoreRun, Kept]:
     config = run.scheduler.state.config.model_copy(update={"chunked_prefill_size": 16})
     run.scheduler.state.config = config
     if kept.checker is not None:
-        books = kept.checker._books
-        assert books is not None
+        judge = kept.checker._judge
+        assert judge is not None
+        books = judge.books
         books.config = books.config.model_copy(update={"scheduler": config})
     return run, kept
 
