@@ -13,13 +13,7 @@ import pandas as pd
 
 from dashboard.theme import Palette
 
-#: Ledgers from top to bottom, as `frames.LEDGER_TITLES` names them.
-_LEDGER_ORDER: Final = ["input", "chunk", "KV total", "KV current"]
-
 _PADDING: Final = {"left": 4, "right": 12, "top": 6, "bottom": 2}
-
-#: Right edge of the ledger bars, as a share of the limit: room to draw what was needed beyond it.
-_REACH: Final = 1.25
 
 #: Seconds on an axis, in the unit that fits.
 _SECONDS_AXIS: Final = (
@@ -91,64 +85,6 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
         .properties(height=height, padding=_PADDING)
     )
     return chart
-
-
-def ledger_chart(segments: pd.DataFrame, need: pd.DataFrame, colours: Palette, *, height: int = 236) -> alt.LayerChart:
-    """How a pass spent its ledgers, from `frames.ledger_segments` and `ledger_need`.
-
-    Each bar is one ledger, drawn to its own limit (100 percent): what running requests took, the continuation, each
-    admission, and what is left. The outlined bar is what the refused candidate needed.
-    """
-    kinds = ["running", "continuation", "admission", "left", "overdraft"]
-    scale = alt.Scale(domain=kinds, range=[colours.segments[kind] for kind in kinds])
-    rows = alt.Y(
-        "ledger:N",
-        title=None,
-        sort=_LEDGER_ORDER,
-        scale=alt.Scale(domain=_LEDGER_ORDER, paddingInner=0.42, paddingOuter=0.2),
-        axis=alt.Axis(domain=False, ticks=False, labelPadding=8, labelFontSize=13, labelColor=colours.text),
-    )
-    # The same reach for every pass: a need of many times the limit is cut at the edge and told in words.
-    reach = alt.Scale(domain=[0, _REACH], nice=False, clamp=True)
-    share = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], gridColor=colours.line, domain=False, ticks=False)
-    bars = (
-        alt.Chart(segments)
-        .transform_calculate(from_="datum.start / datum.limit", to_="datum.end / datum.limit")
-        .mark_bar(stroke=colours.page, strokeWidth=1.5, cornerRadius=2)
-        .encode(
-            y=rows,
-            x=alt.X("from_:Q", title=None, axis=share, scale=reach),
-            x2="to_:Q",
-            color=alt.Color("kind:N", scale=scale, legend=None),
-            tooltip=[
-                alt.Tooltip("ledger:N", title="ledger"),
-                alt.Tooltip("segment:N", title="spent on"),
-                alt.Tooltip("tokens:Q", title="tokens", format=",.4~f"),
-                alt.Tooltip("limit:Q", title="limit", format=",.4~f"),
-            ],
-        )
-    )
-    needed = alt.Chart(need).transform_calculate(
-        from_="datum.start / datum.limit",
-        to_=f"min({_REACH}, datum.end / datum.limit)",
-        words="'needs ' + format(datum.need, ',.1~f') + ', has ' + format(datum.have, ',.1~f')",
-    )
-    outline = needed.mark_bar(fillOpacity=0, stroke=colours.bad, strokeWidth=1.8, strokeDash=[4, 2]).encode(
-        y=rows,
-        x=alt.X("from_:Q", scale=reach),
-        x2="to_:Q",
-        tooltip=[
-            alt.Tooltip("rid:N", title="refused"),
-            alt.Tooltip("reason:N", title="because"),
-            alt.Tooltip("need:Q", title="needs", format=",.4~f"),
-            alt.Tooltip("have:Q", title="has", format=",.4~f"),
-        ],
-    )
-    # Below the bar, in the room between two rows.
-    label = needed.mark_text(align="right", baseline="top", dy=15, color=colours.bad, fontSize=12).encode(
-        y=rows, x=alt.datum(_REACH, scale=reach), text="words:N"
-    )
-    return alt.LayerChart(layer=(bars, outline, label), height=height, padding=_PADDING)
 
 
 def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> alt.Chart:

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from dashboard.words import mark
 from telemetry.observe import (
     PAGE_STATES,
     TTFT_PARTS,
     DecisionRow,
     EngineStatus,
     LatencyAnswer,
-    Ledgers,
     PageMap,
     PageOwner,
     PassesAnswer,
@@ -41,20 +41,6 @@ MAX_POINTS: Final = 600
 WINDOW_S: Final = 60.0
 
 LEDGERS: Final = ("rem_input", "rem_chunk", "remaining_total", "remaining_current")
-LEDGER_TITLES: Final = {
-    "rem_input": "input",
-    "rem_chunk": "chunk",
-    "remaining_total": "KV total",
-    "remaining_current": "KV current",
-}
-
-#: What running requests took of a ledger before the pass began.
-_RUNNING: Final = {
-    "rem_input": "decode rows",
-    "rem_chunk": "decode rows",
-    "remaining_total": "held by running requests, and promised to their output",
-    "remaining_current": "held by running requests",
-}
 
 #: Reasons whose `need` and `have` are of one ledger; others compare something else (rows), or nothing.
 REASON_LEDGER: Final = {
@@ -66,6 +52,13 @@ REASON_LEDGER: Final = {
 }
 
 NOT_LISTED: Final = 65535
+
+#: What a step computes, from the top of its bar.
+STEP_PARTS: Final = {
+    "admission": mark("admission"),
+    "continuation": mark("continuation"),
+    "decode rows": mark("decode rows"),
+}
 
 _LATENCY_COLUMNS: Final = [
     "at",
@@ -81,7 +74,6 @@ _LATENCY_COLUMNS: Final = [
     "running",
 ]
 _QUANTILE_COLUMNS: Final = ["at", "quantile", "seconds", "count"]
-_SEGMENT_COLUMNS: Final = ["ledger", "segment", "kind", "rid", "start", "end", "tokens", "limit", "order"]
 _STEP_COLUMNS: Final = ["step", "kind", "part", "tokens", "reason"]
 
 
@@ -203,16 +195,6 @@ def finish_mix(status: EngineStatus) -> list[tuple[str, int]]:
     return sorted(((name, n) for name, n in status.requests_finished.items() if n), key=lambda i: (-i[1], i[0]))
 
 
-def made_passes(passes: PassesAnswer) -> list[PassRow]:
-    """Steps that made a pass and examined someone, newest first."""
-    return [row for row in reversed(passes.passes) if row.candidates]
-
-
-def _ledger(ledgers: Ledgers | None, name: str) -> float | None:
-    value = None if ledgers is None else getattr(ledgers, name)
-    return None if value is None else float(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """What the request that ended a pass asked of one ledger."""
@@ -231,53 +213,6 @@ def refusal_of(row: PassRow) -> Refusal | None:
         return None
     last = next((c for c in refused if c.stopped_pass), refused[-1])
     return Refusal(last.rid, last.reason, REASON_LEDGER.get(last.reason), last.need, last.have)
-
-
-def ledger_segments(row: PassRow) -> pd.DataFrame:
-    """How one pass spent each ledger, as stacked intervals [start, end) in tokens.
-
-    kind  running | continuation | admission | left | overdraft
-    Running requests took their share before the pass began: one token for each decode row of input and chunk, what they
-    hold and are promised of K/V. A ledger without a limit, or with none above zero, has no rows. Overdrafts lie beyond
-    the limit: the ledger went below zero and says so.
-    """
-    rows: list[tuple[str, str, str, str, float, float, float, float, int]] = []
-    for name in LEDGERS:
-        limit = _ledger(row.limits, name)
-        if limit is None or limit <= 0:
-            # An over-promised pool has nothing to show a share of; the numbers below the chart tell it.
-            continue
-        title = LEDGER_TITLES[name]
-        at = 0.0
-        opened = _ledger(row.budget_open, name)
-        spent = [(_RUNNING[name], "running", "", limit - opened)] if opened is not None else []
-        for decision in row.candidates:
-            before, after = _ledger(decision.before, name), _ledger(decision.after, name)
-            if decision.admitted and before is not None and after is not None:
-                kind = "continuation" if decision.is_continuation else "admission"
-                spent.append((decision.rid, kind, decision.rid, before - after))
-        for order, (label, kind, rid, tokens) in enumerate(spent):
-            if tokens > 0:
-                rows.append((title, label, kind, rid, at, at + tokens, tokens, limit, order))
-                at += tokens
-        if at < limit:
-            rows.append((title, "left", "left", "", at, limit, limit - at, limit, len(spent)))
-        elif at > limit:
-            rows.append((title, "overdraft", "overdraft", "", limit, at, at - limit, limit, len(spent)))
-    return pd.DataFrame(rows, columns=_SEGMENT_COLUMNS)
-
-
-def ledger_need(row: PassRow) -> pd.DataFrame:
-    """At most one row: where the refused candidate's need would have reached in its ledger. Tokens."""
-    columns = ["ledger", "rid", "reason", "need", "have", "start", "end", "limit"]
-    refused = refusal_of(row)
-    limit = None if refused is None or refused.ledger is None else _ledger(row.limits, refused.ledger)
-    if refused is None or refused.ledger is None or limit is None or refused.need is None or refused.have is None:
-        return pd.DataFrame([], columns=columns)
-    start = limit - refused.have
-    title = LEDGER_TITLES[refused.ledger]
-    values = (title, refused.rid, refused.reason, refused.need, refused.have, start, start + refused.need, limit)
-    return pd.DataFrame([values], columns=columns)
 
 
 def steps_frame(passes: PassesAnswer) -> pd.DataFrame:

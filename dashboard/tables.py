@@ -7,14 +7,16 @@ column.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pandas as pd
 
 from dashboard import formats as f
-from dashboard.frames import LEDGERS
+from dashboard.frames import LEDGERS, decisions_of
+from dashboard.frames_pass import PassGroup, why_empty
 from dashboard.theme import Palette, blocker_colour
+from dashboard.words import t
 from telemetry.observe import DecisionRow, Ledgers, PageOwner, PassRow
 
 Cell = str | list[Any]
@@ -157,45 +159,48 @@ def _request_row(row: dict[Any, Any], colours: Palette) -> dict[str, Any]:
 
 _PASS_COLUMNS: Final = (
     _column("Step", "num"),
-    _column("Kind", "text"),
+    _column("Ended by", "text", help_text="what ended the pass, and at which request"),
     _column("Looked at", "num", "req", "candidates examined"),
     _column("Admitted", "num", "req"),
     _column("Prefill", "num", "tok"),
     _column("Decode", "num", "rows"),
-    _column("Ended by", "text", help_text="what ended the pass, and at which request"),
+    _column("Kind", "text", help_text="of step: extend, mixed, decode or idle"),
 )
 
 
-def passes_table(passes: Sequence[PassRow], steps: int) -> Table:
-    """Steps that made a pass, newest first, of the last `steps`."""
-    rows: list[dict[str, Any]] = []
-    for step in passes:
-        admitted = sum(decision.admitted for decision in step.candidates)
-        ended = f.words(step.end_reason or step.end)
-        rows.append(
-            {
-                "id": str(step.step),
-                "quiet": admitted == 0,
-                "cells": [
-                    [f.count(step.step), step.step],
-                    step.kind,
-                    [f.count(len(step.candidates)), len(step.candidates)],
-                    [f.count(admitted), admitted],
-                    [f.tokens(step.prefill_tokens), step.prefill_tokens],
-                    [f.count(step.decode_rows), step.decode_rows],
-                    [ended, ended, None, None, f"at {step.end_rid}" if step.end_rid else ended],
-                ],
-            }
-        )
+def passes_table(groups: Sequence[PassGroup], steps: int) -> Table:
+    """The passes of the last `steps` steps, newest first, from `frames_pass.pass_groups`."""
     return Table(
         columns=_PASS_COLUMNS,
-        rows=rows,
-        note=f"{len(rows)} of the last {steps} steps examined someone",
+        rows=[_pass_row(group) for group in groups],
+        note=t("the last {n} steps; empty passes in a row are one line", n=f.count(steps)),
         empty=(
-            "No pass has examined anyone yet",
+            "No step has been made yet",
             "Passes appear when requests arrive. Send some, or run bench/serve.py against the engine.",
         ),
     )
+
+
+def _pass_row(group: PassGroup) -> dict[str, Any]:
+    step, oldest = group.newest, group.rows[-1]
+    admitted = sum(decision.admitted for decision in step.candidates)
+    ended = f.words(step.end_reason or step.end)
+    title = why_empty(step) or (f"at {step.end_rid}" if step.end_rid else ended)
+    steps = f.count(step.step) if len(group.rows) == 1 else f"{f.count(oldest.step)}–{f.count(step.step)}"
+    prefill = sum(row.prefill_tokens for row in group.rows)
+    return {
+        "id": str(step.step),
+        "quiet": admitted == 0,
+        "cells": [
+            [steps, step.step],
+            [ended, ended, None, None, title],
+            [f.count(len(step.candidates)), len(step.candidates)],
+            [f.count(admitted), admitted],
+            [f.tokens(prefill), prefill],
+            [f.count(step.decode_rows), step.decode_rows],
+            step.kind if len({row.kind for row in group.rows}) == 1 else "several",
+        ],
+    }
 
 
 _DECISION_COLUMNS: Final = (
@@ -210,6 +215,13 @@ _DECISION_COLUMNS: Final = (
     *(_column(f.LEDGER_NAMES[name], "num", "before → after") for name in LEDGERS),
     _column("Result", "text", help_text="the reference's answer: what happens to the next request"),
 )
+
+
+def candidates_table(row: PassRow, colours: Palette) -> Table:
+    """The candidates of one pass in the order examined; it says itself which pass that is."""
+    table = decisions_table(decisions_of(row), colours)
+    step = t("step {step}", step=f.count(row.step))
+    return replace(table, note=f"{step} · {table.note}", empty=(t("Nobody was looked at"), why_empty(row) or ""))
 
 
 def decisions_table(decisions: Sequence[DecisionRow], colours: Palette, *, with_step: bool = False) -> Table:

@@ -100,6 +100,7 @@ def test_the_admission_view_shows_the_newest_pass_until_one_is_picked(page: Page
         c.rid for c in older.candidates
     ]
     assert component(at, "live_table", "passes")["selected"] == str(older.step)
+    assert component(at, "pass_story")["step"] == older.step
     at.button(key="follow_newest").click().run()
     assert "step" not in at.query_params
 

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import altair as alt
-import pandas as pd
 import pytest
 from fake_engine import FakeEngine
 
@@ -17,13 +16,11 @@ from dashboard.theme import DARK, LIGHT, Palette
 def made_from(engine: FakeEngine, colours: Palette) -> dict[str, alt.Chart | alt.LayerChart]:
     latency = frames.latency_frame(engine.answer("/observe/latency", {}))
     passes = engine.answer("/observe/passes", {"n": ["48"]})
-    row = frames.made_passes(passes)[0]
     line = engine.detail(engine.finished[0].rid).timeline
     return {
         "ttft": charts.latency_chart(frames.quantile_frame(latency, "ttft"), colours),
         "tbt": charts.latency_chart(frames.quantile_frame(latency, "tbt"), colours),
         "steps": charts.steps_chart(frames.steps_frame(passes), colours),
-        "ledgers": charts.ledger_chart(frames.ledger_segments(row), frames.ledger_need(row), colours),
         "parts": charts.parts_chart(frames.parts_frame(line), colours),
     }
 
@@ -51,13 +48,6 @@ def test_new_numbers_do_not_change_the_specification(engine: FakeEngine, colours
 def test_no_chart_asks_another_host(engine: FakeEngine, colours: Palette) -> None:
     for chart in made_from(engine, colours).values():
         assert '"url"' not in without_data(chart)
-
-
-def test_all_ledgers_keep_their_place_when_one_has_no_limit() -> None:
-    empty = pd.DataFrame(columns=["ledger", "segment", "kind", "rid", "start", "end", "tokens", "limit", "order"])
-    need = pd.DataFrame(columns=["ledger", "rid", "reason", "need", "have", "start", "end", "limit"])
-    spec = charts.ledger_chart(empty, need, LIGHT).to_dict()
-    assert spec["layer"][0]["encoding"]["y"]["scale"]["domain"] == ["input", "chunk", "KV total", "KV current"]
 
 
 def test_lines_are_told_apart_without_colour(engine: FakeEngine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 from fake_engine import FakeEngine
@@ -14,126 +13,6 @@ from dashboard import frames
 from telemetry import observe as o
 
 HEAD = {"engine_id": "e", "observe_seq": 1, "step": 1, "t_ns": 0, "t_wall_s": 1000.0}
-
-
-def ledgers(rem_input: float, rem_chunk: float | None, total: float, current: float) -> o.Ledgers:
-    return o.Ledgers(rem_input=rem_input, rem_chunk=rem_chunk, remaining_total=total, remaining_current=current)
-
-
-def decision(rid: str, order: int, before: o.Ledgers, after: o.Ledgers, reason: str, **more: object) -> o.DecisionRow:
-    fields = {
-        "step": 7,
-        "t_wall_s": 1000.0,
-        "is_continuation": False,
-        "prefix_len": 0,
-        "candidate_extend": 96,
-        "selected_extend": 96,
-        "extend_end": 96,
-        "reserved_new_tokens": 0,
-        "is_chunked": False,
-        "result": "CONTINUE",
-        "admitted": reason.startswith("admitted"),
-        **more,
-    }
-    return o.DecisionRow(rid=rid, order=order, before=before, after=after, reason=reason, **fields)
-
-
-@pytest.fixture
-def worked_pass() -> o.PassRow:
-    """Input 128, chunk 96, 8 decode rows; a continuation and an admission go in, a third request is refused."""
-    limit, opened = ledgers(128, 96, 1000, 1200), ledgers(120, 88, 992, 1192)
-    second, third = ledgers(72, 40, 944, 1144), ledgers(40, 8, 880, 1112)
-    rows = (
-        decision("A", 0, opened, second, "admitted_last_chunk", is_continuation=True, selected_extend=48),
-        decision("B", 1, second, third, "admitted_whole", selected_extend=32),
-        decision("C", 2, third, third, "chunk_exhausted", need=48, have=8, stopped_pass=True, selected_extend=0),
-    )
-    return o.PassRow(
-        step=7,
-        t_wall_s=1000.0,
-        kind="mixed",
-        limits=limit,
-        budget_open=opened,
-        budget_close=third,
-        candidates=rows,
-        prefill_tokens=80,
-        decode_rows=8,
-        end="result",
-        end_reason="chunk_exhausted",
-        end_rid="C",
-    )
-
-
-def test_ledger_bars_show_decode_rows_continuation_admissions_and_what_is_left(worked_pass: o.PassRow) -> None:
-    segments = frames.ledger_segments(worked_pass)
-    chunk = segments[segments["ledger"] == "chunk"]
-    assert list(zip(chunk["kind"], chunk["rid"], chunk["start"], chunk["end"], strict=True)) == [
-        ("running", "", 0, 8),
-        ("continuation", "A", 8, 56),
-        ("admission", "B", 56, 88),
-        ("left", "", 88, 96),
-    ]
-    # The admission of B reserves future output in the total ledger only.
-    total = segments[(segments["ledger"] == "KV total") & (segments["rid"] == "B")]
-    assert list(total["tokens"]) == [64]
-
-
-def test_the_refused_candidate_is_drawn_in_the_ledger_that_refused_it(worked_pass: o.PassRow) -> None:
-    need = frames.ledger_need(worked_pass)
-    assert need.to_dict("records") == [
-        {
-            "ledger": "chunk",
-            "rid": "C",
-            "reason": "chunk_exhausted",
-            "need": 48,
-            "have": 8,
-            "start": 88,
-            "end": 136,
-            "limit": 96,
-        }
-    ]
-
-
-def test_a_refusal_that_compared_no_tokens_is_told_but_not_drawn(worked_pass: o.PassRow) -> None:
-    refused = worked_pass.candidates[2].model_copy(update={"reason": "rows_exhausted", "need": 1, "have": 0})
-    row = worked_pass.model_copy(update={"candidates": (*worked_pass.candidates[:2], refused)})
-    assert frames.ledger_need(row).empty
-    assert frames.refusal_of(row) == frames.Refusal("C", "rows_exhausted", None, 1, 0)
-    everyone_in = worked_pass.model_copy(update={"candidates": worked_pass.candidates[:2]})
-    assert frames.refusal_of(everyone_in) is None
-    assert frames.ledger_need(everyone_in).empty
-
-
-def test_a_ledger_without_a_limit_has_no_bar(worked_pass: o.PassRow) -> None:
-    row = worked_pass.model_copy(update={"limits": ledgers(128, None, 1000, 1200)})
-    assert set(frames.ledger_segments(row)["ledger"]) == {"input", "KV total", "KV current"}
-
-
-def test_an_over_promised_ledger_has_no_bar(worked_pass: o.PassRow) -> None:
-    row = worked_pass.model_copy(update={"limits": ledgers(128, 96, -40, 1200)})
-    assert "KV total" not in set(frames.ledger_segments(row)["ledger"])
-
-
-def test_an_overdraft_lies_beyond_the_limit(worked_pass: o.PassRow) -> None:
-    row = worked_pass.model_copy(
-        update={"limits": ledgers(64, 96, 1000, 1200), "budget_open": ledgers(56, 88, 992, 1192)}
-    )
-    spent = frames.ledger_segments(row)
-    over = spent[(spent["ledger"] == "input") & (spent["kind"] == "overdraft")]
-    assert list(zip(over["start"], over["end"], strict=True)) == [(64, 88)]
-
-
-def test_bars_of_every_pass_are_whole_and_end_at_what_the_engine_says_is_left(engine: FakeEngine) -> None:
-    for row in engine.passes:
-        for name, group in frames.ledger_segments(row).groupby("ledger"):
-            field = next(key for key, title in frames.LEDGER_TITLES.items() if title == name)
-            inside = group[group["kind"] != "overdraft"]
-            edges = sorted(zip(inside["start"], inside["end"], strict=True))
-            assert edges[0][0] == 0
-            assert all(math.isclose(a[1], b[0]) for a, b in pairwise(edges))
-            left = getattr(row.budget_close, field)
-            spent = group[~group["kind"].isin(["left", "overdraft"])]["tokens"].sum()
-            assert math.isclose(getattr(row.limits, field) - spent, left)
 
 
 def test_steps_show_each_computed_token_once(engine: FakeEngine) -> None:

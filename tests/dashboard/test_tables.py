@@ -9,6 +9,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from dashboard import frames, tables
+from dashboard.frames_pass import pass_groups
 from dashboard.page_map import OWNERS_ALWAYS_BELOW, page_map_data, page_sentence
 from dashboard.theme import DARK, LIGHT
 from telemetry import observe as o
@@ -17,14 +18,15 @@ from telemetry import observe as o
 def all_tables(engine: FakeEngine) -> list[tables.Table]:
     queue = engine.answer("/observe/queue", {})
     requests = engine.answer("/observe/requests", {})
-    passes = frames.made_passes(engine.answer("/observe/passes", {"n": ["48"]}))
+    passes = engine.answer("/observe/passes", {"n": ["48"]})
+    examined = next(row for row in passes.passes if row.candidates)
     pages = engine.answer("/observe/pages", {})
     return [
         tables.queue_table(frames.queue_frame(queue), queue.total, LIGHT),
         tables.requests_table(frames.requests_frame(requests.live), LIGHT, note="", live=True),
         tables.requests_table(frames.requests_frame(requests.finished), DARK, note="", live=False),
-        tables.passes_table(passes, 48),
-        tables.decisions_table(frames.decisions_of(passes[0]), LIGHT),
+        tables.passes_table(pass_groups(passes), 48),
+        tables.candidates_table(examined, LIGHT),
         tables.decisions_table(engine.finished[0].decisions, DARK, with_step=True),
         tables.owners_table(pages.owners, pages.num_pages, pages.owners_total, LIGHT),
     ]
