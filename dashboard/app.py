@@ -18,17 +18,17 @@ if importlib.util.find_spec("dashboard") is None:
     # Run by path from a checkout that is not installed.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dashboard import components, theme
+from dashboard import components, downloads, frame, theme
 from dashboard.feed import Look
 from dashboard.places import settings_from
-from dashboard.pulse import pulse_data
-from dashboard.session import INTERVALS_S, Viewer, now_mono_s, viewer_for
-from dashboard.views import VIEWS
+from dashboard.pulse import Goals, pulse_data
+from dashboard.session import Viewer, viewer_for
+from dashboard.views import VIEWS, View
 from dashboard.views.parts import choice
-from dashboard.words import LANGUAGES, mark, speak, t
+from dashboard.words import mark, speak
 
 #: The head needs these whatever view is open.
-_HEAD_PARTS = ("latency", "requests")
+_HEAD_PARTS = ("latency", "requests", "breakdown")
 
 
 def main() -> None:
@@ -48,15 +48,29 @@ def main() -> None:
 
 def _page(viewer: Viewer, every_s: float | None) -> None:
     speak(viewer.language)
-    view = VIEWS[_view(viewer)]
+    downloads.begin()
+    name = _view(viewer)
+    view = VIEWS[name]
     look = viewer.look(*_HEAD_PARTS, *view.parts)
-    _head(viewer, look)
-    _controls(viewer)
+    _head(viewer, look, view)
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="controls"):
+        choice(viewer, "view", {name: view.title for name, view in VIEWS.items()}, label=mark("View"))
+        with st.container(horizontal=True, vertical_alignment="center", width="content", key="pace"):
+            frame.place_switch(viewer)
+            download = st.container(width="content", key="download")
+            frame.pace(viewer)
+    if view.group != "learn":
+        frame.scrub_bar(viewer)
     if viewer.run_every_s != every_s:
         # Another pace, or a pause, begins with a new run of the script: the timer belongs to the fragment.
         st.rerun()
     with st.container(key="live"):
+        if name == "now":
+            frame.fleet(viewer)
         view.show(viewer, look)
+    with download:
+        # Last: only now is it known what the view has drawn.
+        frame.download_box(name)
 
 
 def _view(viewer: Viewer) -> str:
@@ -65,55 +79,31 @@ def _view(viewer: Viewer) -> str:
     return chosen if chosen in VIEWS else "now"
 
 
-def _controls(viewer: Viewer) -> None:
-    """Choice of the view, pause, and refresh interval.
-
-    What was chosen is kept apart from the widgets: Streamlit forgets a widget that one broken-off run did not reach.
-    """
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="controls"):
-        choice(viewer, "view", {name: view.title for name, view in VIEWS.items()}, label=mark("View"))
-        with st.container(horizontal=True, vertical_alignment="center", width="content", key="pace"):
-            st.selectbox(
-                t("Language"),
-                list(LANGUAGES),
-                index=list(LANGUAGES).index(viewer.language),
-                format_func=LANGUAGES.__getitem__,
-                key="lang_box",
-                on_change=lambda: viewer.select("lang", st.session_state["lang_box"]),
-                label_visibility="collapsed",
-                width=120,
-            )
-            st.toggle(
-                "Pause",
-                value=viewer.is_paused,
-                key="pause_box",
-                on_change=lambda: viewer.set_pause(paused=st.session_state["pause_box"]),
-                help="All panels stand at one moment.",
-            )
-            st.selectbox(
-                "Refresh every",
-                INTERVALS_S,
-                index=INTERVALS_S.index(viewer.interval_s),
-                format_func=lambda s: f"every {s:g} s",
-                key="interval_box",
-                on_change=lambda: viewer.set_interval(st.session_state["interval_box"]),
-                label_visibility="collapsed",
-                width=120,
-            )
-
-
-def _head(viewer: Viewer, look: Look) -> None:
+def _head(viewer: Viewer, look: Look, view: View) -> None:
     components.pulse(
         pulse_data(
             look,
             viewer.colours,
-            url=viewer.place.where,
+            place=viewer.place,
             interval_s=viewer.interval_s,
             paused=viewer.is_paused,
-            now_mono_s=now_mono_s(),
+            now_mono_s=viewer.now_mono_s,
+            goals=_goals(viewer, look),
+            whole=view.group != "learn",
         ),
         viewer.colours,
         key="pulse",
+        on_key=lambda key: frame.on_key(viewer, look, key),
+        on_go=lambda wanted: frame.on_go(viewer, wanted),
+    )
+
+
+def _goals(viewer: Viewer, look: Look) -> Goals:
+    """Objectives for TTFT and TBT: those of the command line, else the engine's own."""
+    own = look.breakdown
+    return (
+        viewer.settings.ttft_s or (own.ttft_objective_s if own is not None else None),
+        viewer.settings.tbt_s or (own.gap_objective_s if own is not None else None),
     )
 
 

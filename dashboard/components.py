@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import streamlit as st
 
+from dashboard import downloads
 from dashboard.tables import Table
 from dashboard.theme import Palette
 
@@ -31,13 +32,52 @@ def _component(name: str) -> Callable[..., Any]:
 
 
 _pulse = _component("pulse")
+_answers = _component("answers")
+_scrub = _component("scrub")
 _live_table = _component("live_table")
 _page_map = _component("page_map")
 
 
-def pulse(data: dict[str, Any], colours: Palette, *, key: str) -> None:
-    """The head of the page, from `dashboard.pulse.pulse_data`."""
-    _pulse(key=key, data={**data, "colours": colours_for_css(colours)})
+def pulse(
+    data: dict[str, Any],
+    colours: Palette,
+    *,
+    key: str,
+    on_key: Callable[[str], None],
+    on_go: Callable[[Any], None],
+) -> None:
+    """The head of the page, from `dashboard.pulse.pulse_data`.
+
+    on_key  gets a key that was pressed where nobody types: "space", "ArrowLeft", "ArrowRight", "1" to "9"
+    on_go   gets what a number leads to, as selections by name
+    """
+    _pulse(
+        key=key,
+        data={**data, "colours": colours_for_css(colours)},
+        on_key_change=lambda: _deliver(key, "key", on_key),
+        on_go_change=lambda: _deliver(key, "go", on_go),
+    )
+
+
+def answers(lines: list[dict[str, Any]], colours: Palette, *, key: str, on_go: Callable[[Any], None]) -> None:
+    """Questions with their answers, from `dashboard.answers`. `on_go` gets what a line leads to."""
+    _answers(
+        key=key,
+        data={"lines": lines, "colours": colours_for_css(colours)},
+        on_go_change=lambda: _deliver(key, "go", on_go),
+    )
+
+
+def scrub(
+    data: dict[str, Any], colours: Palette, *, on_index: Callable[[int], None], on_play: Callable[[bool], None]
+) -> None:
+    """The bar of a recording. `on_index` gets the place that was chosen, `on_play` whether it is to run."""
+    _scrub(
+        key="scrub",
+        data={**data, "colours": colours_for_css(colours)},
+        on_index_change=lambda: _deliver("scrub", "index", on_index),
+        on_play_change=lambda: _deliver("scrub", "play", on_play),
+    )
 
 
 def live_table(
@@ -55,6 +95,7 @@ def live_table(
     on_pick  gets the id of a row that was clicked, or an id that was typed and entered
     hold     rows flow so fast that they stand still while the pointer is over them
     """
+    downloads.note(key, table)
     _live_table(
         key=key,
         data={

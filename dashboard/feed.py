@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -108,8 +108,9 @@ class Feed:
         self._wall = wall
         self._mono = mono
         self._fetching = threading.Lock()
-        self._pool = ThreadPoolExecutor(max_workers=len(PARTS), thread_name_prefix="feed")
+        self._pool = ThreadPoolExecutor(max_workers=len(PARTS) + 1, thread_name_prefix="feed")
         self._look = Look()
+        self._later: Future[Look] | None = None
         self._tried_mono_s = float("-inf")
         self._wanted: dict[str, float] = {}
         self._details: OrderedDict[str, Detail] = OrderedDict()
@@ -135,6 +136,16 @@ class Feed:
             return self._look
         finally:
             self._fetching.release()
+
+    def look_later(self, parts: frozenset[str], *, max_age_s: float) -> Look:
+        """The last look, at once; a newer one is fetched beside, for the next time."""
+        now = self._mono()
+        for part in parts:
+            self._wanted[part] = now
+        is_due = not self._is_fresh(parts, max_age_s) and (self._later is None or self._later.done())
+        if is_due:
+            self._later = self._pool.submit(self.look, parts, max_age_s=max_age_s)
+        return self._look
 
     def detail(self, rid: str, *, max_age_s: float) -> Detail:
         """One request with its explanation, at most `max_age_s` old. Never raises for an engine that is gone."""

@@ -8,22 +8,24 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from dashboard.words import mark
+
 NOTHING: Final = "–"
 THIN: Final = "\u202f"
 
 #: What each blocker means, for people who have not read the rule book.
 BLOCKER_WORDS: Final = {
-    "compute": "the input budget of a step is spent",
-    "chunk": "the chunk budget of a step is spent",
-    "kv_now": "no free or evictable pages for the prompt now",
-    "kv_total": "future output of running requests is promised the rest",
-    "rows": "the limit of running requests is reached",
-    "chunk_slot": "another prompt is being prefilled in chunks",
-    "order": "the pass ended at a request ahead of it",
-    "cold_prefix": "an admitted request is computing the same prefix",
-    "engine_busy": "no pass was made since it came",
-    "delay": "the policy delays prefill",
-    "prefill_max": "the limit of prefills in one pass is reached",
+    "compute": mark("the input budget of a step is spent"),
+    "chunk": mark("the chunk budget of a step is spent"),
+    "kv_now": mark("no free or evictable pages for the prompt now"),
+    "kv_total": mark("future output of running requests is promised the rest"),
+    "rows": mark("the limit of running requests is reached"),
+    "chunk_slot": mark("another prompt is being prefilled in chunks"),
+    "order": mark("the pass ended at a request ahead of it"),
+    "cold_prefix": mark("an admitted request is computing the same prefix"),
+    "engine_busy": mark("no pass was made since it came"),
+    "delay": mark("the policy delays prefill"),
+    "prefill_max": mark("the limit of prefills in one pass is reached"),
 }
 
 LEDGER_NAMES: Final = {

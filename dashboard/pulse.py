@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.frames import Quantiles, blocker_mix, finish_mix, queue_share, tbt_quantiles, ttft_quantiles
+from dashboard.places import Place
 from dashboard.theme import Palette, blocker_colour
+from dashboard.troubles import trouble
+from dashboard.words import t
 from telemetry.observe import EngineStatus
+
+#: Objectives for TTFT and TBT in seconds; None: there is none.
+Goals = tuple[float | None, float | None]
 
 #: Data older than this many refresh intervals is shown as old.
 OLD_AFTER_INTERVALS: Final = 3
@@ -19,54 +25,97 @@ _SPARK_POINTS: Final = 40
 #: A loop that has work but has not turned for so long deserves a word.
 _SLOW_LOOP_S: Final = 5.0
 
+#: A younger turn of the loop is that of an engine that is well: an idle one sleeps a quarter of a second.
+_IDLE_TURN_S: Final = 1.0
+
 
 def pulse_data(
-    look: Look, colours: Palette, *, url: str, interval_s: float, paused: bool, now_mono_s: float
+    look: Look,
+    colours: Palette,
+    *,
+    place: Place,
+    interval_s: float,
+    paused: bool,
+    now_mono_s: float,
+    goals: Goals,
+    whole: bool = True,
 ) -> dict[str, Any]:
-    """Everything the head shows of `look`. `now_mono_s` is the clock that `look.contact_mono_s` was read from."""
-    age = None if look.contact_mono_s is None else max(0.0, now_mono_s - look.contact_mono_s)
+    """Everything the head shows of `look`. `now_mono_s` is the clock that `look.contact_mono_s` was read from.
+
+    goals  objectives for TTFT and TBT
+    whole  with tiles and the mix of reasons; else only the line of facts, for views that stand on their own
+    """
+    status = look.status
+    wrong = trouble(look, place)
     return {
-        "facts": _facts(look.status, url),
-        "tiles": [] if look.status is None else _tiles(look.status, look),
-        "mix": _mix(look.status, colours, url),
-        "age_s": age,
+        "facts": _facts(status, place),
+        "tiles": _tiles(status, look, goals) if whole and status is not None else [],
+        "mix": _mix(status, colours, place) if whole else None,
+        "age_s": None if look.contact_mono_s is None else max(0.0, now_mono_s - look.contact_mono_s),
+        "loop_s": _loop_age_s(status),
         "old_after_s": OLD_AFTER_INTERVALS * interval_s,
-        "interval_s": interval_s,
         "paused": paused,
-        "contact": f.clock(look.contact_wall_s),
-        "error": look.error,
-        "warning": None if look.status is None else _warning(look.status),
+        "stands": _stands(look, paused=paused),
+        "error": None if wrong is None or not (whole or status is not None) else [text.replace("`", "") for text in wrong],
+        "warning": None if status is None else _warning(status),
+        "words": _words(look),
+        "keys": True,
     }
 
 
-def _facts(status: EngineStatus | None, url: str) -> list[list[str]]:
+def _loop_age_s(status: EngineStatus | None) -> float:
+    """How old the numbers already were when they came: an engine that turns, turns several times a second."""
+    if status is None or status.heartbeat_age_s < _IDLE_TURN_S:
+        return 0.0
+    return status.heartbeat_age_s
+
+
+def _stands(look: Look, *, paused: bool) -> str | None:
+    """What is said instead of an age, where numbers are meant to stand still."""
+    if look.moment is not None:
+        return t("recorded {clock}", clock=f.clock(look.contact_wall_s))
+    return t("paused at {clock}", clock=f.clock(look.contact_wall_s)) if paused else None
+
+
+def _words(look: Look) -> dict[str, str]:
+    """Texts that the browser completes with what only it knows: how long ago the last answer came."""
+    return {
+        "old": t("data is {ago} old"),
+        "none": t("no data yet"),
+        "lost": t("No new data since {clock}.").replace("{clock}", f.clock(look.contact_wall_s)),
+        "lost_why": t("The dashboard itself does not answer. This page recovers by itself."),
+    }
+
+
+def _facts(status: EngineStatus | None, place: Place) -> list[list[str]]:
+    where = [t("journal") if place.is_recorded else t("engine"), place.where]
     if status is None:
-        return [["engine", url]]
+        return [where]
     return [
-        ["model", status.model],
-        ["policy", status.policy or f.NOTHING],
-        ["attention", status.attention_backend],
-        ["pages", f"{f.count(status.kv_pages.capacity)} × {status.page_size} tok"],
+        [t("model"), status.model],
+        [t("policy"), status.policy or f.NOTHING],
+        [t("attention"), status.attention_backend],
+        [t("pages"), f"{f.count(status.kv_pages.capacity)} × {status.page_size} tok"],
         ["step", f.count(status.step)],
-        ["up", f.duration(status.uptime_s)],
-        ["engine", url],
+        [t("up"), f.duration(status.uptime_s)],
+        where,
     ]
 
 
 def _warning(status: EngineStatus) -> list[str] | None:
     if status.violations_total:
         laws = ", ".join(f"{law} ({n})" for law, n in sorted(status.violations.items()))
-        return [f"{f.count(status.violations_total)} violations of invariants.", laws]
+        return [t("{n} violations of invariants.", n=f.count(status.violations_total)), laws]
     has_work = status.waiting + status.running > 0
     if has_work and status.heartbeat_age_s > _SLOW_LOOP_S:
         return [
-            f"The engine's loop has not turned for {f.duration(status.heartbeat_age_s)}.",
-            "It answers, but no step ended in that time: one step is very long, or the loop is stuck.",
+            t("The engine's loop has not turned for {time}.", time=f.duration(status.heartbeat_age_s)),
+            t("It answers, but no step ended in that time: one step is very long, or the loop is stuck."),
         ]
     return None
 
 
-def _tiles(status: EngineStatus, look: Look) -> list[dict[str, Any]]:
+def _tiles(status: EngineStatus, look: Look, goals: Goals) -> list[dict[str, Any]]:
     points = look.latency.points[-_SPARK_POINTS:] if look.latency else ()
     ttft = ttft_quantiles(look.requests) if look.requests else Quantiles(None, None, 0)
     tbt = tbt_quantiles(look.latency) if look.latency else Quantiles(None, None, 0)
@@ -74,92 +123,125 @@ def _tiles(status: EngineStatus, look: Look) -> list[dict[str, Any]]:
     slot = look.latency.slot_s if look.latency else 0.0
     pages = status.kv_pages
     used = pages.private + pages.protected
-    finished = ", ".join(f"{f.count(n)} {f.words(name)}" for name, n in finish_mix(status)) or "none finished yet"
+    finished = ", ".join(f"{f.count(n)} {f.words(name)}" for name, n in finish_mix(status)) or t("none finished yet")
     return [
         {
             "id": "waiting",
-            "label": "Waiting",
+            "label": t("Waiting"),
             "values": [["", f.count(status.waiting), "req"]],
-            "sub": f"oldest {f.duration(status.waiting_oldest_s)}" if status.waiting else "queue is empty",
+            "sub": _oldest(status),
             "spark": [p.waiting for p in points],
+            "go": {"view": "admission"},
         },
         {
             "id": "running",
-            "label": "Running",
+            "label": t("Running"),
             "values": [["", f.count(status.running), "req"]],
-            "sub": f"of {f.count(status.limits.rows)} rows" if status.limits.rows else "hold K/V memory",
+            "sub": t("of {n} rows", n=f.count(status.limits.rows)) if status.limits.rows else t("hold K/V memory"),
             "spark": [p.running for p in points],
+            "go": {"view": "requests", "list": "live"},
         },
         {
             "id": "tokens",
-            "label": "Output",
+            "label": t("Output"),
             "values": [["", f.rate(status.tokens_per_s), "tok/s"]],
-            "sub": f"prefill {f.rate(status.prefill_tokens_per_s)} tok/s",
+            "sub": t("prefill {rate} tok/s", rate=f.rate(status.prefill_tokens_per_s)),
             "spark": [p.tokens_per_s for p in points],
-            "help": f"Over the last {f.duration(status.rate_window_s)}",
+            "help": t("Over the last {time}", time=f.duration(status.rate_window_s)),
+            "go": {"view": "admission"},
         },
-        _latency_tile("ttft", "TTFT", ttft, "last 60 s", [p.ttft_p50_s for p in points], queued),
-        _latency_tile("tbt", "TBT", tbt, f"last {slot:g}\u00a0s with tokens", [p.tbt_p50_s for p in points]),
+        _latency_tile("ttft", ttft, t("last 60 s"), [p.ttft_p50_s for p in points], goal=goals[0], queued=queued),
+        _latency_tile(
+            "tbt", tbt, t("last {n} s with tokens", n=f"{slot:g}"), [p.tbt_p50_s for p in points], goal=goals[1]
+        ),
         {
             "id": "kv",
-            "label": "K/V in use",
+            "label": t("K/V in use"),
             "values": [["", f.share(used, pages.capacity), ""]],
-            "sub": f"pages: {f.count(pages.evictable)} cached, {f.count(pages.free)} free",
-            "help": f"{f.count(used)} of {f.count(pages.capacity)} pages are held by requests; cached ones can go",
+            "sub": t("pages: {cached} cached, {free} free", cached=f.count(pages.evictable), free=f.count(pages.free)),
+            "help": t(
+                "{used} of {all} pages are held by requests; cached ones can go",
+                used=f.count(used),
+                all=f.count(pages.capacity),
+            ),
+            "go": {"view": "kv"},
         },
         {
             "id": "finished",
-            "label": "Finished",
+            "label": t("Finished"),
             "values": [["", f.count(sum(status.requests_finished.values())), "req"]],
-            "sub": f"of {f.count(status.requests_received)} received",
+            "sub": t("of {n} received", n=f.count(status.requests_received)),
             "help": finished,
+            "go": {"view": "requests", "list": "finished"},
         },
         _violations_tile(status),
     ]
 
 
+def _oldest(status: EngineStatus) -> str:
+    """Under the number of waiting requests: how long, and how many of them ran before and were retracted."""
+    if not status.waiting:
+        return t("queue is empty")
+    oldest = t("oldest {time}", time=f.duration(status.waiting_oldest_s))
+    retracted = status.requests.get("retracted", 0)
+    return f"{oldest} · {t('{n} retracted', n=f.count(retracted))}" if retracted else oldest
+
+
 def _latency_tile(
-    name: str, label: str, quantiles: Quantiles, when: str, spark: list[float | None], queued: float | None = None
+    name: Literal["ttft", "tbt"],
+    quantiles: Quantiles,
+    when: str,
+    spark: list[float | None],
+    *,
+    goal: float | None,
+    queued: float | None = None,
 ) -> dict[str, Any]:
-    share = "" if queued is None else f" · {f.share(queued, 1.0)} in queue"
+    """Median and 99th percentile; red when the latter is above its objective."""
+    share = "" if queued is None else f" · {t('{share} in queue', share=f.share(queued, 1.0))}"
+    aim = "" if goal is None else f" · {t('aim {time}', time=f.duration(goal))}"
+    is_late = goal is not None and quantiles.p99 is not None and quantiles.p99 > goal
     return {
         "id": name,
-        "label": label,
+        "label": name.upper(),
         "values": [["p50", *f.seconds(quantiles.p50)], ["p99", *f.seconds(quantiles.p99)]],
-        "sub": f"{when} · n {f.count(quantiles.count)}{share}" if quantiles.count else "nothing observed yet",
+        "sub": f"{when} · n {f.count(quantiles.count)}{share}{aim}" if quantiles.count else t("nothing observed yet"),
         "spark": spark,
+        "late": is_late,
+        "help": "" if not is_late else t("p99 is above the objective of {time}", time=f.duration(goal)),
+        "go": {"view": "latency"},
     }
 
 
 def _violations_tile(status: EngineStatus) -> dict[str, Any]:
     tone = "bad" if status.violations_total else "good" if status.invariants_checked else ""
-    number = f.count(status.violations_total) if status.invariants_checked or status.violations_total else "off"
+    number = f.count(status.violations_total) if status.invariants_checked or status.violations_total else t("off")
     return {
         "id": "violations",
-        "label": "Invariant violations",
+        "label": t("Invariant violations"),
         "values": [["", number, ""]],
-        "sub": "every step is checked" if status.invariants_checked else "no checker runs",
+        "sub": t("every step is checked") if status.invariants_checked else t("no checker runs"),
         "tone": tone,
+        "go": {"view": "invariants"},
     }
 
 
 def _why(blocker: str, status: EngineStatus | None) -> str:
     """A blocker in words; those behind somebody are told what stopped the one in front."""
-    why = f.BLOCKER_WORDS.get(blocker, "")
+    why = t(f.BLOCKER_WORDS.get(blocker, ""))
     cause = status.last_pass_ended_by if status is not None else None
     return f"{why}: {f.words(cause)}" if blocker == "order" and cause is not None else why
 
 
-def _mix(status: EngineStatus | None, colours: Palette, url: str) -> dict[str, Any]:
+def _mix(status: EngineStatus | None, colours: Palette, place: Place) -> dict[str, Any]:
     mix = [] if status is None else blocker_mix(status.waiting_by_blocker)
     if status is None:
-        title = "Why requests wait"
+        title = t("Why requests wait")
     elif mix:
-        title = "Why requests wait now"
-    elif status.requests_received == 0:
-        title = f"No requests yet. Send one to {url}/v1, or run: python bench/serve.py --base-url {url}"
+        title = t("Why requests wait now")
+    elif status.requests_received == 0 and not place.is_recorded:
+        title = t("No requests yet. Send one to {url}/v1, or run: admitscope demo", url=place.where)
     else:
-        title = "Nobody waits now"
+        title = t("Nobody waits now")
     parts = [
         {
             "label": f.words(name),

@@ -52,7 +52,7 @@ class RecordedFeed:
         moment = self.moment(at)
         if moment is None:
             return Look(error=told.error, error_kind="journal" if told.error else None, held=parts)
-        key = moment.index, parts
+        key = self.recording.events_until(moment), parts
         with self._lock:
             look = self._looks.get(key)
             if look is None:

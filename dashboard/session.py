@@ -132,6 +132,11 @@ class Viewer:
         self.go_to(None if moment is None else str(moment.step))
 
     @property
+    def now_mono_s(self) -> float:
+        """The clock that looks are dated with."""
+        return now_mono_s()
+
+    @property
     def interval_s(self) -> float:
         return float(st.session_state.get("interval_s", DEFAULT_INTERVAL_S))
 
@@ -170,10 +175,10 @@ class Viewer:
         return self._feed.look(frozenset(parts), max_age_s=0.7 * self.interval_s)
 
     def look_at(self, place: Place, *parts: str) -> Look:
-        """The newest answers of another place, whatever is paused here. A recording answers as of its end."""
+        """The last answers of another place, whatever is paused here, without waiting for newer ones."""
         if place.is_recorded:
             return recorded_feed_for(place).look(frozenset(parts), None)
-        return feed_for(place, self.settings.api_key).look(frozenset(parts), max_age_s=0.7 * self.interval_s)
+        return feed_for(place, self.settings.api_key).look_later(frozenset(parts), max_age_s=0.7 * self.interval_s)
 
     def detail(self, rid: str) -> Detail:
         """One request in full; while paused, as it was when it was first looked at since."""

@@ -35,6 +35,7 @@ from telemetry.observe import (
     RequestsAnswer,
 )
 from telemetry.read_model import ReadModel
+from telemetry.recorded_kv import RecordedMemory
 from telemetry.schema import LineUnion
 
 #: Events between two kept states, to begin with: about a twentieth of a second of folding.
@@ -292,11 +293,12 @@ def _restored(state: bytes, recording: Recording, clock: _Clock) -> ReadModel:
     return model
 
 
-class RecordedSource:
+class RecordedSource(RecordedMemory):
     """A recording at one moment, as a `Source`. Safe between threads; `seek` moves it for all who ask it."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+        self._path = recording.path
         self._lock = threading.RLock()
         self._clock = _Clock()
         self._model = ReadModel(clock=self._clock)

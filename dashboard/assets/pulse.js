@@ -28,14 +28,28 @@ function spark(values) {
   return svg;
 }
 
-function tile(data) {
-  const box = el("div", `tile ${data.tone ?? ""}`);
+// A real link, so that it can be copied and opened beside; a plain click stays on this page.
+function link(node, go, root) {
+  if (!go) return;
+  const address = new URLSearchParams(window.location.search);
+  for (const [name, value] of Object.entries(go)) address.set(name, value);
+  node.href = `?${address}`;
+  node.onclick = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    root.trigger("go", go);
+  };
+}
+
+function tile(data, root) {
+  const box = el("a", `tile ${data.tone ?? ""}`);
+  link(box, data.go, root);
   box.title = data.help ?? "";
   box.dataset.testid = `tile-${data.id}`;
   box.append(el("div", "label", data.label));
   const numbers = el("div", "numbers");
   data.values.forEach(([name, number, unit], index) => {
-    const item = el("span", index ? "number second" : "number");
+    const item = el("span", index ? `number second${data.late ? " late" : ""}` : "number");
     if (name) item.append(el("em", "", name));
     item.append(el("b", "", number));
     if (unit) item.append(el("small", "", unit));
@@ -57,6 +71,8 @@ function facts(root, pairs) {
 }
 
 function mix(root, data) {
+  root.querySelector(".mix").hidden = !data;
+  if (!data) return;
   root.querySelector(".mix-title").textContent = data.title;
   const strip = root.querySelector(".strip");
   strip.setAttribute("aria-label", data.parts.map((p) => `${p.label} ${p.count}`).join(", ") || data.title);
@@ -84,41 +100,60 @@ const ago = (s) => (s < 10 ? `${s.toFixed(1)} s` : s < 120 ? `${Math.round(s)} s
 
 function tick(root) {
   const { data, received } = root.pulse;
-  const age = data.age_s === null ? null : data.age_s + (performance.now() - received) / 1000;
-  const isOld = !data.paused && (age === null || age > data.old_after_s);
+  // Two ages: since an answer came, and how old its numbers already were then. The second is the engine's own word.
+  const waited = data.age_s === null ? null : data.age_s + (performance.now() - received) / 1000;
+  const isCut = data.stands === null && (waited === null || waited > data.old_after_s);
+  const isOld = isCut || (data.stands === null && data.loop_s > data.old_after_s);
   root.classList.toggle("is-old", isOld);
   const fresh = root.querySelector(".fresh");
-  fresh.className = `fresh ${data.paused ? "paused" : isOld || data.error ? "old" : "good"}`;
-  root.querySelector(".age").textContent = data.paused
-    ? `paused at ${data.contact}`
-    : age === null
-      ? "no data yet"
-      : `data is ${ago(age)} old`;
+  fresh.className = `fresh ${data.stands !== null ? "paused" : isOld || data.error ? "old" : "good"}`;
+  root.querySelector(".age").textContent =
+    data.stands ?? (waited === null ? data.words.none : data.words.old.replace("{ago}", ago(waited + data.loop_s)));
   const banner = root.querySelector(".banner");
-  const [title, words] = data.error
-    ? [data.age_s === null ? "The engine has not answered yet." : `The engine does not answer. Last contact ${data.contact}.`,
-       `${data.error} · trying again every ${data.interval_s} s; this page recovers by itself.`]
-    : isOld
-      ? [`No new data since ${data.contact}.`, "The dashboard itself does not answer. This page recovers by itself."]
-      : data.warning ?? ["", ""];
-  banner.hidden = data.paused || !title;
-  banner.classList.toggle("soft", !data.error && !isOld);
-  if (!banner.hidden) {
-    if (banner.children[0].textContent !== title) banner.children[0].textContent = title;
-    if (banner.children[1].textContent !== words) banner.children[1].textContent = words;
-  }
-  document.documentElement.dataset.admitscope = data.paused ? "paused" : isOld ? "old" : "live";
+  const said = data.error ?? (isCut ? [data.words.lost, data.words.lost_why] : data.warning ?? []);
+  banner.hidden = data.paused || !said.length;
+  banner.classList.toggle("soft", !data.error && !isCut);
+  [...banner.children].forEach((line, index) => {
+    const text = said[index] ?? "";
+    line.hidden = !text;
+    if (line.textContent !== text) line.textContent = text;
+  });
+  document.documentElement.dataset.admitscope = data.stands !== null ? "paused" : isOld ? "old" : "live";
 }
 
-export default function ({ data, parentElement }) {
+// Keys for the whole page, where nobody types: space, left, right, and 1 to 9.
+function listen(root) {
+  const heard = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    const target = event.composedPath()[0];
+    if (target.closest?.("input, textarea, select, [contenteditable], [role=combobox], [role=slider], canvas, video")) return;
+    const isOnButton = target.closest?.("button, a, [role=radio], [role=row], tr, summary");
+    const key = event.key === " " && !isOnButton ? "space" : event.key;
+    const isArrow = (key === "ArrowLeft" || key === "ArrowRight") && !target.closest?.("[role=radiogroup], [role=tablist]");
+    if (key !== "space" && !isArrow && !/^[1-9]$/.test(key)) return;
+    event.preventDefault();
+    root.trigger("key", key);
+  };
+  document.addEventListener("keydown", heard);
+  return () => document.removeEventListener("keydown", heard);
+}
+
+export default function ({ data, parentElement, setTriggerValue }) {
   const root = parentElement.querySelector(".pulse");
   root.style.cssText = Object.entries(data.colours).map(([k, v]) => `--${k}:${v}`).join(";");
   root.pulse = { data, received: performance.now() };
+  root.trigger = setTriggerValue;
   facts(root, data.facts);
-  root.querySelector(".tiles").replaceChildren(...data.tiles.map(tile));
+  root.querySelector(".tiles").replaceChildren(...data.tiles.map((each) => tile(each, root)));
   mix(root, data.mix);
   tick(root);
   clearInterval(root.timer);
   root.timer = setInterval(() => (root.isConnected ? tick(root) : clearInterval(root.timer)), 250);
-  return () => clearInterval(root.timer);
+  root.deaf?.();
+  root.deaf = listen(root);
+  return () => {
+    clearInterval(root.timer);
+    root.deaf?.();
+    root.deaf = null;
+  };
 }

@@ -11,6 +11,7 @@ from dashboard import charts, frames, tables
 from dashboard import formats as f
 from dashboard.components import live_table
 from dashboard.session import Viewer
+from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
 from telemetry.observe import Timeline
 
@@ -52,13 +53,21 @@ def choice(viewer: Viewer, name: str, options: Mapping[str, str], *, label: str)
 
 
 def waiting_for_engine(viewer: Viewer, error: str | None) -> None:
-    """What a panel shows before the first answer ever came."""
-    what = "The engine has not answered yet." if error else "Waiting for the first answer of the engine."
+    """What a panel shows before the first answer ever came. `error` says why it did not, None while it is awaited."""
+    wrong = trouble(viewer.look(), viewer.place) if error else None
+    if wrong is None:
+        what = t("Reading the journal.") if viewer.place.is_recorded else t("Waiting for the first answer.")
+        wrong = Trouble(what, viewer.place.where, t("This page fills by itself."))
     st.html(
-        f'<div class="nothing"><strong>{what}</strong><span>Start one with <code>admitscope serve</code>, or all '
-        f"at once with <code>admitscope demo</code>. This page looks at {escape(viewer.place.where)} and fills by "
-        "itself.</span></div>"
+        f'<div class="nothing"><strong>{escape(wrong.title)}</strong><span>{escape(wrong.what)}</span>'
+        f"<span>{_with_code(wrong.advice)}</span></div>"
     )
+
+
+def _with_code(text: str) -> str:
+    """HTML of a text in which `backquotes` mark what is typed."""
+    parts = text.split("`")
+    return "".join(f"<code>{escape(part)}</code>" if at % 2 else escape(part) for at, part in enumerate(parts))
 
 
 def request_story(viewer: Viewer, rid: str, *, full: bool) -> None:

@@ -1,0 +1,226 @@
+"""The frame of the page. Owns: what stands around every view: places, pace, the bar of a recording, keys, downloads.
+
+Callbacks do the work, before the run that follows: a run that is broken off by the next refresh would lose it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import streamlit as st
+
+from dashboard import components, downloads
+from dashboard import formats as f
+from dashboard.feed import Look
+from dashboard.fleet import fleet_table
+from dashboard.session import INTERVALS_S, Viewer
+from dashboard.views import VIEWS
+from dashboard.words import LANGUAGES, t
+
+#: Times as fast as it was.
+SPEEDS: Final = (0.25, 1.0, 4.0, 16.0, 64.0)
+
+#: The head of another engine: enough to compare.
+_FLEET_PARTS: Final = ("latency", "requests")
+
+
+def place_switch(viewer: Viewer) -> None:
+    """Choice of the engine or journal, where there are several."""
+    names = [place.name for place in viewer.places]
+    if len(names) < 2:
+        return
+    if st.session_state.get("source_box") != viewer.place.name:
+        st.session_state["source_box"] = viewer.place.name
+    st.selectbox(
+        t("Source"),
+        names,
+        key="source_box",
+        on_change=lambda: viewer.show_place(st.session_state["source_box"]),
+        label_visibility="collapsed",
+        width=200,
+    )
+
+
+def pace(viewer: Viewer) -> None:
+    """Pause and interval of a live engine, or the speed of a recording; and the language."""
+    if viewer.recording is None:
+        if st.session_state.get("pause_box") != viewer.is_paused:
+            st.session_state["pause_box"] = viewer.is_paused
+        st.toggle(
+            t("Pause"),
+            key="pause_box",
+            on_change=lambda: viewer.set_pause(paused=st.session_state["pause_box"]),
+            help=t("All panels stand at one moment. Key: space."),
+        )
+        st.selectbox(
+            t("Refresh every"),
+            INTERVALS_S,
+            index=INTERVALS_S.index(viewer.interval_s),
+            # Said now: Streamlit reads an answer by its label, before the run that follows has a language.
+            format_func={s: t("every {n} s", n=f"{s:g}") for s in INTERVALS_S}.__getitem__,
+            key="interval_box",
+            on_change=lambda: viewer.set_interval(st.session_state["interval_box"]),
+            label_visibility="collapsed",
+            width=120,
+        )
+    else:
+        st.selectbox(
+            t("Speed"),
+            SPEEDS,
+            index=SPEEDS.index(_speed()),
+            format_func={speed: f"{speed:g} ×" for speed in SPEEDS}.__getitem__,
+            key="speed_box",
+            on_change=lambda: _change_speed(viewer),
+            label_visibility="collapsed",
+            width=95,
+        )
+    if st.session_state.get("lang_box") != viewer.language:
+        st.session_state["lang_box"] = viewer.language
+    st.selectbox(
+        t("Language"),
+        list(LANGUAGES),
+        format_func=LANGUAGES.__getitem__,
+        key="lang_box",
+        on_change=lambda: viewer.select("lang", st.session_state["lang_box"]),
+        label_visibility="collapsed",
+        width=120,
+    )
+
+
+def _speed() -> float:
+    return float(st.session_state.get("speed", 1.0))
+
+
+def _change_speed(viewer: Viewer) -> None:
+    st.session_state["speed"] = st.session_state["speed_box"]
+    if viewer.is_playing:
+        viewer.play(speed=_speed())
+
+
+def scrub_bar(viewer: Viewer) -> None:
+    """Where a recording stands, and how far it is read."""
+    recording = viewer.recording
+    if recording is None:
+        return
+    told, moment = recording.progress(), recording.moment(viewer.at)
+    if moment is None:
+        return
+    if viewer.is_playing and told.is_read and moment.index == told.moments - 1:
+        viewer.stop()
+    said = t(
+        "step {step} of {last} · {at} of {end}",
+        step=f.count(moment.step),
+        last=f.count(told.steps[1]),
+        at=f.duration(moment.at_s),
+        end=f.duration(max(told.expected_s, told.times_s[1])),
+    )
+    notes = [] if told.is_read else [t("Reading: {n} events so far.", n=f.count(told.events))]
+    if told.error is not None:
+        notes.append(t("Reading ended early: {error}", error=told.error))
+    components.scrub(
+        {
+            "index": moment.index,
+            "last": told.moments - 1,
+            "playing": viewer.is_playing,
+            "said": said,
+            "notes": " ".join([*notes, *told.notes]),
+            "words": {
+                "group": t("Steps of the recording"),
+                "place": t("place"),
+                "back": t("One step back (key: left)"),
+                "forward": t("One step forward (key: right)"),
+                "play": t("Play (key: space)"),
+                "stop": t("Stop (key: space)"),
+            },
+        },
+        viewer.colours,
+        on_index=lambda index: _go_to_index(viewer, index),
+        on_play=lambda wanted: viewer.play(speed=_speed()) if wanted else viewer.stop(),
+    )
+
+
+def _go_to_index(viewer: Viewer, index: int) -> None:
+    recording = viewer.recording
+    if recording is None:
+        return
+    last = recording.progress().moments - 1
+    if last >= 0:
+        viewer.go_to(str(recording.recording.moment(min(max(int(index), 0), last)).step))
+
+
+def on_key(viewer: Viewer, look: Look, key: str) -> None:
+    """Space: pause or play. Left and right: one step of a recording, or one pass of a paused engine. 1 to 9: views."""
+    if key.isdigit():
+        name = next(iter(list(VIEWS)[int(key) - 1 : int(key)]), None)
+        if name is not None:
+            viewer.select("view", name)
+        return
+    recording = viewer.recording
+    if key == "space":
+        if recording is None:
+            viewer.set_pause(paused=not viewer.is_paused)
+        elif viewer.is_playing:
+            viewer.stop()
+        else:
+            viewer.play(speed=_speed())
+        return
+    back = key == "ArrowLeft"
+    if recording is not None:
+        moment = recording.moment(viewer.at)
+        if moment is not None:
+            _go_to_index(viewer, moment.index + (-1 if back else 1))
+    elif viewer.is_paused and look.passes is not None:
+        _step_of_pause(viewer, [row.step for row in look.passes.passes if row.end is not None], back=back)
+
+
+def _step_of_pause(viewer: Viewer, steps: list[int], *, back: bool) -> None:
+    """The pass before or after the one that is selected, of those that were kept when the pause began."""
+    if not steps:
+        return
+    chosen = viewer.selection("step")
+    at = (
+        steps.index(int(chosen)) if chosen is not None and chosen.isdigit() and int(chosen) in steps else len(steps) - 1
+    )
+    if chosen is not None:
+        at = min(max(at + (-1 if back else 1), 0), len(steps) - 1)
+    viewer.select_all({"step": steps[at], "view": "admission"})
+
+
+def on_go(viewer: Viewer, wanted: Any) -> None:
+    """Follow a link of the head or of the answers: it selects a view and what is shown in it."""
+    if isinstance(wanted, dict):
+        viewer.select_all({str(name): None if value is None else str(value) for name, value in wanted.items()})
+
+
+def fleet(viewer: Viewer) -> None:
+    """The head numbers of all engines beside each other, where there are several; a click shows one."""
+    engines = [place for place in viewer.places if not place.is_recorded]
+    if len(engines) < 2:
+        return
+    looks = [(place, viewer.look_at(place, *_FLEET_PARTS)) for place in engines]
+    st.subheader(t("Engines"), anchor=False)
+    components.live_table(
+        fleet_table(looks, viewer.colours, now_mono_s=viewer.now_mono_s),
+        viewer.colours,
+        key="fleet",
+        height=220,
+        selected=viewer.place.name,
+        on_pick=viewer.show_place,
+    )
+
+
+def download_box(view: str) -> None:
+    """The tables of the open view as files."""
+    tables = {name: table for name, table in downloads.drawn().items() if table.rows}
+    with st.popover(t("Download"), disabled=not tables, width="content"):
+        st.caption(t("Tables as they are shown now, as CSV."))
+        for name, table in tables.items():
+            st.download_button(
+                f"{name.replace('_', ' ')} · {f.count(len(table.rows))}",
+                data=lambda table=table: downloads.csv_of(table),  # type: ignore[misc]
+                file_name=f"admitscope-{view}-{name}.csv",
+                mime="text/csv",
+                key=f"csv_{name}",
+                on_click="ignore",
+                width="stretch",
+            )
