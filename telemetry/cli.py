@@ -14,20 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import AdmitscopeError
+from telemetry.lessons.command import LessonCommand
 from telemetry.settings import (
     CheckCommand,
     Command,
     ExplainCommand,
     ExportCommand,
-    LessonCommand,
     ReplayCommand,
     ServeCommand,
-    SimCommand,
     TopCommand,
-    WhatifCommand,
     parse,
 )
 from telemetry.settings_page import DashboardCommand, DemoCommand
+from telemetry.sim.commands import SimCommand, WhatifCommand
 
 USAGE_STATUS = 2
 
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run(command: Command) -> int:
+def run(command: Command) -> int:  # noqa: PLR0911 - one return for each command
     """Run a parsed command."""
     match command:
         case ServeCommand():
@@ -83,14 +82,10 @@ def run(command: Command) -> int:
 
             _say_which_run(command.journal)
             return run_export(command)
-        case SimCommand():
-            from telemetry.sim.command_line import run_sim
+        case SimCommand() | WhatifCommand():
+            from telemetry.sim.command_line import run_simulation
 
-            return run_sim(command)
-        case WhatifCommand():
-            from telemetry.sim.command_line import run_whatif
-
-            return run_whatif(command)
+            return run_simulation(command)
         case DashboardCommand():
             from telemetry.page import run_page
 

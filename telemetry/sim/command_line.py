@@ -1,0 +1,55 @@
+"""`sim` and `whatif` at a terminal. Owns: running them, what is printed, and the exit status."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from rich.console import Console
+
+from telemetry.sim.commands import SimCommand, WhatifCommand
+from telemetry.sim.cost_model import save_cost
+from telemetry.sim.progress import meter
+from telemetry.sim.report import show_result
+from telemetry.sim.run import plan_of, simulate
+
+
+def run_simulation(command: SimCommand | WhatifCommand) -> int:
+    """Run either. Returns the exit status; raises AdmitscopeError for what a person must change."""
+    return run_sim(command) if isinstance(command, SimCommand) else run_whatif(command)
+
+
+def run_sim(command: SimCommand) -> int:
+    """Simulate and print. 0, or 1 when a law broke."""
+    plan = plan_of(command)
+    if command.save_cost is not None:
+        save_cost(plan.cost, command.save_cost)
+    with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
+        result = simulate(command, plan, progress, version=_version())
+    if command.json_output:
+        print(result.model_dump_json(indent=1))
+    else:
+        show_result(result, Console())
+    return 1 if result.violations else 0
+
+
+def run_whatif(command: WhatifCommand) -> int:
+    """Compare and print. 0, or 1 when a law broke."""
+    from telemetry.sim.limits import limit_memory
+    from telemetry.sim.whatif import compare
+    from telemetry.sim.whatif_report import show_comparison
+
+    limit_memory(command.memory_mib)
+    with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
+        result = compare(command, progress, version=_version())
+    if command.json_output:
+        print(result.model_dump_json(indent=1))
+    else:
+        show_comparison(result, Console())
+    return 1 if result.violations else 0
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("admitscope")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"

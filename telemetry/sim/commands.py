@@ -1,0 +1,112 @@
+"""The commands of the simulator as data. Owns: flags, defaults and help of `sim` and `whatif`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field, model_validator
+from pydantic_settings import CliPositionalArg
+
+from telemetry.settings_page import SubCommand
+
+_MOST: Final = 10**9
+
+
+class SimCommand(SubCommand):
+    """Simulate a trace: the real scheduler and cache under a virtual clock, with times from a cost model.
+
+    TRACE is a Mooncake trace (JSON lines), an Azure one (CSV), a journal of this engine or its folder, or the name of a
+    trace that comes with this program: mooncake, azure-conv. Files may end in .gz or .xz.
+    Exit status 0 when all was simulated, 1 when a law of the engine broke, 2 when something cannot be read or is set
+    wrongly. Nothing leaves this machine.
+
+    examples:
+      admitscope sim azure-conv --limit 500
+      admitscope sim azure-conv --limit 500 --set chunked_prefill_size=512 --set schedule_policy=fcfs --json
+      admitscope sim mooncake --cost h200-8b --rate-scale 0.5 --journal sims
+      admitscope sim journals/RUN.jsonl --concurrency 16
+    """
+
+    trace: CliPositionalArg[str]
+    """File, folder of a journal, or mooncake, azure-conv."""
+    set: tuple[str, ...] = ()
+    """A setting of the engine, as scheduler.chunked_prefill_size=256 or chunked_prefill_size=256; several times."""
+    rate_scale: float = Field(1.0, gt=0, le=1e6)
+    """Requests come this many times as fast as recorded."""
+    rate: float | None = Field(None, gt=0, le=1e6)
+    """Requests a second on average, with gaps by chance (Poisson, of --seed), instead of the recorded times."""
+    concurrency: int | None = Field(None, ge=1, le=2**20)
+    """Closed loop: so many clients, each sending its next request when the last one ended."""
+    limit: int | None = Field(None, ge=1, le=_MOST)
+    """Simulate the first so many requests only."""
+    ask_for: int | None = Field(None, ge=1, le=2**24)
+    """Tokens that each request of a trace asks for at most. Unset: as many as its answer has."""
+    seed: int = Field(0, ge=0)
+    """Of --rate and of the `random` order."""
+    cost: str | None = None
+    """Cost model: smollm2-cpu, h200-8b, or a file of --save-cost. Unset: a journal's own steps, else smollm2-cpu."""
+    save_cost: Path | None = None
+    """Write the cost model to this file too."""
+    journal: Path | None = None
+    """Folder to write a journal of the simulated run to; `explain`, `check`, `replay` and `export` read it."""
+    check: bool = True
+    """Judge every event by the laws of the engine (docs/reference/invariants.md)."""
+    hash: bool = False
+    """Hash all events also when no journal is written: equal hashes, equal runs."""
+    json_output: bool = Field(False, alias="json")
+    """Print one JSON object instead of a table."""
+    progress_lines: bool = False
+    """Print progress as lines on stderr, for programs."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_arrivals(self) -> SimCommand:
+        chosen = {
+            "--rate-scale": self.rate_scale != 1.0,
+            "--rate": self.rate is not None,
+            "--concurrency": self.concurrency is not None,
+        }
+        named = [flag for flag, is_set in chosen.items() if is_set]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} contradict each other: each says when requests come")
+        return self
+
+
+class WhatifCommand(SubCommand):
+    """What would another configuration have done with a recorded run? Both are simulated and compared.
+
+    Arrivals, lengths and shared prefixes are the journal's. The baseline is its own configuration under the same
+    simulator, and how far that is from the recorded times is printed beside the answer.
+    Exit status 0 when both were simulated, 1 when a law of the engine broke, 2 for what cannot be read or is set so.
+
+    examples:
+      admitscope whatif journals/RUN.jsonl --set chunked_prefill_size=256
+      admitscope whatif journals --set schedule_policy=fcfs --set kv_accounting=exact --json
+    """
+
+    journal: CliPositionalArg[Path]
+    """The first file of a journal, or the folder of a run."""
+    set: tuple[str, ...] = ()
+    """A setting to change, as scheduler.chunked_prefill_size=256 or chunked_prefill_size=256; several times."""
+    limit: int | None = Field(None, ge=1, le=_MOST)
+    """Compare the first so many requests only."""
+    cost: str | None = None
+    """Cost model: a preset or a file. Unset: fitted from the journal's own steps."""
+    seed: int = Field(0, ge=0)
+    """Of the resampling behind the intervals."""
+    resamples: int = Field(500, ge=50, le=10_000)
+    """How often the requests are drawn anew for the intervals."""
+    write_journals: Path | None = None
+    """Folder to write journals of both simulated runs to, in `before` and `after`."""
+    memory_mib: int | None = Field(None, ge=256)
+    """End with status 2 rather than use more memory than this. Unset: no limit of its own."""
+    json_output: bool = Field(False, alias="json")
+    """Print one JSON object instead of tables."""
+    progress_lines: bool = False
+    """Print progress as lines on stderr, for programs."""
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> WhatifCommand:
+        if not self.set:
+            raise ValueError("nothing to compare: --set name=value says what would have been different")
+        return self

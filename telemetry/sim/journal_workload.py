@@ -1,0 +1,205 @@
+"""Journal as workload. Owns: the requests of a recorded run, in order of arrival, with what became of their length.
+
+A request's length and the keys of its answer stand behind its arrival, so each is held until its end was read; what
+is held at one time is what was open at one time. Nothing else of a journal is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from pydantic import ValidationError
+
+from engine.config import EngineConfig
+from engine.events import (
+    AbortRequested,
+    AdmissionDecided,
+    EngineStarted,
+    RequestArrived,
+    RequestTransitioned,
+    StepCompleted,
+    StepPlanned,
+)
+from engine.request import TURNED_AWAY, Cause, RequestState
+from telemetry.journal import JournalError
+from telemetry.journal_reader import JournalReader
+from telemetry.schema import RecordError
+from telemetry.sim.workload import Ask, Blocks, digest64
+
+Heard = (
+    EngineStarted
+    | RequestArrived
+    | AbortRequested
+    | RequestTransitioned
+    | AdmissionDecided
+    | StepPlanned
+    | StepCompleted
+)
+_DECODER: Final = msgspec.json.Decoder(Heard)
+_HEARD: Final = frozenset(
+    f'{{"type":"{kind.__name__}'.encode()
+    for kind in (
+        EngineStarted,
+        RequestArrived,
+        AbortRequested,
+        RequestTransitioned,
+        AdmissionDecided,
+        StepPlanned,
+        StepCompleted,
+    )
+)
+_ARRIVED: Final = b'{"type":"RequestArrived"'
+#: Ends after which a request would have gone on, had nothing happened to it.
+_CUT_SHORT: Final = frozenset({Cause.ABORT, *TURNED_AWAY})
+
+
+def read_events(reader: JournalReader) -> Iterator[Heard]:
+    """The events that a workload, its times and its costs follow from. Raises JournalError."""
+    for _, event in reader.read(_decoded):
+        if event is not None:
+            yield event
+
+
+def _decoded(raw: bytes) -> Heard | None:
+    if raw[: raw.find(b'"', 9)] not in _HEARD and raw.endswith(b"}"):
+        return None
+    try:
+        return _DECODER.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise RecordError(str(error)) from error
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """How the recorded engine began, and its own configuration, with the real size of its pool."""
+
+    started: EngineStarted
+    config: EngineConfig
+    raw_config: dict[str, dict[str, Any]]
+
+
+def recorded_of(path: Path) -> Recorded:
+    """The start of the journal at `path`. Raises JournalError."""
+    for event in read_events(JournalReader(path)):
+        if not isinstance(event, EngineStarted):
+            break
+        try:
+            raw = msgspec.json.decode(event.config, type=dict[str, dict[str, Any]])
+            raw.pop("server", None)
+            return Recorded(event, EngineConfig.model_validate(raw), raw)
+        except msgspec.MsgspecError as error:
+            raise JournalError(f"{path}: the recorded configuration cannot be read: {error}") from error
+        except ValidationError as error:
+            raise JournalError(f"{path}: this version cannot take the recorded configuration: {error}") from error
+    raise JournalError(f"{path}: a simulation needs the engine's first event, EngineStarted; this begins later")
+
+
+class _Open:
+    """A request whose end was not read yet."""
+
+    __slots__ = ("abort_ns", "arrived", "cause", "head", "is_over", "keys", "output_len")
+
+    def __init__(self, arrived: RequestArrived) -> None:
+        self.arrived = arrived
+        self.keys: list[int] = []
+        self.head = arrived.head32_key
+        self.output_len = 0
+        self.abort_ns: int | None = None
+        self.cause: Cause | None = None
+        self.is_over = False
+
+
+class JournalWorkload:
+    """The requests of the journal at `path`.
+
+    limit   at most so many requests
+    until_ns  only those that came in the first so many nanoseconds
+    hear    told of each event on the way: for measurements of the recorded run itself
+    unfinished   after a reading: requests whose end is not in the journal; they end where the record does
+    """
+
+    def __init__(self, path: Path, *, limit: int | None = None, hear: Callable[[Heard], None] | None = None) -> None:
+        self.path = path
+        self.name = JournalReader(path).files[0].name
+        self.recorded = recorded_of(path)
+        self.unfinished = 0
+        self._limit = limit
+        self._hear = hear
+
+    def total(self) -> int:
+        found = sum(raw for _, raw in JournalReader(self.path).read(lambda raw: raw.startswith(_ARRIVED)))
+        return found if self._limit is None else min(found, self._limit)
+
+    def asks(self) -> Iterator[Ask]:
+        self.unfinished = 0
+        line: deque[_Open] = deque()
+        live: dict[str, _Open] = {}
+        over: list[_Open] = []
+        taken = 0
+        for event in read_events(JournalReader(self.path)):
+            if self._hear is not None:
+                self._hear(event)
+            match event:
+                case RequestArrived() if taken != self._limit:
+                    taken += 1
+                    opened = _Open(event)
+                    line.append(opened)
+                    live[event.rid] = opened
+                case AbortRequested() if event.rid in live:
+                    live[event.rid].abort_ns = event.t_ns
+                    live[event.rid].cause = event.cause
+                case RequestTransitioned() if event.target is RequestState.FINISHED and event.rid in live:
+                    live[event.rid].cause = event.cause
+                    over.append(live[event.rid])
+                case StepCompleted():
+                    self._completed(event, live, over)
+                    while line and line[0].is_over:
+                        yield self._ask(line.popleft())
+        self.unfinished = sum(not each.is_over and each not in over for each in line)
+        for opened in line:
+            yield self._ask(opened)
+
+    def _completed(self, event: StepCompleted, live: dict[str, _Open], over: list[_Open]) -> None:
+        """The last token of a request is told after its end."""
+        for row in event.rows:
+            opened = live.get(row.rid)
+            if opened is not None:
+                opened.output_len += 1
+                if row.new_page_key is not None:
+                    opened.keys.append(row.new_page_key)
+                if row.head32_key is not None:
+                    opened.head = row.head32_key
+        for opened in over:
+            opened.is_over = True
+            if live.get(opened.arrived.rid) is opened:
+                del live[opened.arrived.rid]
+        over.clear()
+
+    def _ask(self, opened: _Open) -> Ask:
+        arrived, size = opened.arrived, self.recorded.started.page_size
+        keys = np.concatenate(
+            [np.frombuffer(arrived.page_keys, dtype="<i8").astype(np.int64), np.array(opened.keys, dtype=np.int64)]
+        ).view(np.uint64)
+        cut = opened.cause in _CUT_SHORT
+        length = arrived.requested_new_tokens if cut else max(opened.output_len, 1)
+        return Ask(
+            rid=arrived.rid,
+            arrival_ns=self._since_start(min(arrived.accepted_ns or arrived.t_ns, arrived.t_ns)),
+            prompt_len=arrived.prompt_len,
+            output_len=length,
+            max_new_tokens=arrived.requested_new_tokens,
+            blocks=Blocks(size=size, keys=keys, known=len(keys) * size, own=digest64(arrived.rid)),
+            head32_key=opened.head,
+            ignore_eos=arrived.ignore_eos,
+            priority=arrived.priority,
+            routing_key=arrived.routing_key,
+            abort_ns=None if not cut or opened.abort_ns is None else self._since_start(opened.abort_ns),
+            abort_cause=opened.cause if cut and opened.cause is not None else Cause.ABORT,
+        )
+
+    def _since_start(self, t_ns: int) -> int:
+        return max(t_ns - self.recorded.started.t_ns, 0)

@@ -1,0 +1,13 @@
+"""Limits. Owns: how much memory a simulation may take, when somebody said so."""
+
+from __future__ import annotations
+
+import resource
+
+
+def limit_memory(mib: int | None) -> None:
+    """Let this process hold at most `mib` MiB of its own data; beyond it Python raises MemoryError. None: no limit."""
+    if mib is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = mib * 1024 * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))

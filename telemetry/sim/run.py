@@ -1,0 +1,248 @@
+"""One simulation, put together. Owns: workload, configuration, cost model, checker and journal of a simulated run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.events import AnyEvent, EventSink, FanOut
+from invariants.checker import InvariantChecker
+from telemetry.folding import EventHash
+from telemetry.journal import JournalSink, new_journal_path
+from telemetry.journal_reader import JournalReader
+from telemetry.schema_journal import CheckpointRecord
+from telemetry.sim.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson
+from telemetry.sim.commands import SimCommand
+from telemetry.sim.cost_fit import StepSamples, fit
+from telemetry.sim.cost_model import CostError, CostModel, Estimator, load_cost
+from telemetry.sim.journal_workload import JournalWorkload, read_events
+from telemetry.sim.loop import Loop
+from telemetry.sim.measure import Measure
+from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
+from telemetry.sim.progress import Meter
+from telemetry.sim.results import SimResult, Totals, result_of
+from telemetry.sim.traces import PACKAGED, TraceError, opened, trace_format
+from telemetry.sim.workload import Workload
+
+#: Of a trace, which names no pool: as many tokens as an 8B model finds room for on one large GPU.
+DEFAULT_POOL_TOKENS: Final = 524_288
+_FIRST_LINE: Final = 4096
+DEFAULT_COST: Final = "smollm2-cpu"
+
+
+@dataclass
+class Plan:
+    """What is to be simulated.
+
+    config, num_pages   of the simulated engine
+    base, base_pages    as the journal has them; for a trace, the defaults
+    """
+
+    workload: Workload
+    config: EngineConfig
+    num_pages: int
+    base: EngineConfig
+    base_pages: int
+    cost: CostModel
+    settings: dict[str, str]
+    model: str = "simulated"
+    wall_ns: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def is_journal(path: Path) -> bool:
+    """Whether `path` names a journal of this engine: a folder, or a file that begins with a journal's header."""
+    if path.is_dir():
+        return True
+    if not path.is_file():
+        return False
+    with opened(path) as text:
+        try:
+            return text.readline(_FIRST_LINE).startswith('{"type":"header"')
+        except (OSError, EOFError, UnicodeDecodeError):
+            return False  # the readers of traces say what is wrong
+
+
+def plan_of(command: SimCommand) -> Plan:
+    """What `command` asks for. Raises UsageError, TraceError, JournalError or CostError."""
+    settings = parse_settings(command.set)
+    path = PACKAGED.get(command.trace, Path(command.trace))
+    plan = _journal_plan(path, settings, command) if is_journal(path) else _trace_plan(path, settings, command)
+    if "scheduler.random_seed" not in settings and command.seed:
+        scheduler = plan.config.scheduler.model_copy(update={"random_seed": command.seed})
+        plan.config = plan.config.model_copy(update={"scheduler": scheduler})
+    return plan
+
+
+def _trace_plan(path: Path, settings: dict[str, str], command: SimCommand) -> Plan:
+    if not path.is_file():
+        raise TraceError(f"{path}: no such file; traces that come with this program: {', '.join(PACKAGED)}")
+    kind = trace_format(path)
+    if kind is None:
+        raise TraceError(
+            f"{path}: neither a journal of this engine, nor a Mooncake trace (JSON lines with input_length and "
+            "hash_ids), nor an Azure one (CSV with TIMESTAMP, ContextTokens, GeneratedTokens)"
+        )
+    base = EngineConfig()
+    config = changed({}, settings)
+    pages = DEFAULT_POOL_TOKENS // config.cache.page_size if config.cache.num_pages is None else config.cache.num_pages
+    return Plan(
+        workload=kind(path, limit=command.limit, ask_for=command.ask_for),
+        config=with_pages(config, pages),
+        num_pages=pages,
+        base=base,
+        base_pages=pages,
+        cost=load_cost(command.cost or DEFAULT_COST),
+        settings=settings,
+    )
+
+
+def _journal_plan(path: Path, settings: dict[str, str], command: SimCommand) -> Plan:
+    workload = JournalWorkload(path, limit=command.limit)
+    recorded = workload.recorded
+    config = changed(recorded.raw_config, settings)
+    pages = pages_of(config, was=recorded.config, was_pages=recorded.started.num_pages, settings=settings)
+    return Plan(
+        workload=workload,
+        config=with_pages(config, pages),
+        num_pages=pages,
+        base=with_pages(recorded.config, recorded.started.num_pages),
+        base_pages=recorded.started.num_pages,
+        cost=load_cost(command.cost) if command.cost else fit_journal(path),
+        settings=settings,
+        model=recorded.started.model,
+        wall_ns=recorded.started.wall_ns,
+        notes=page_notes(config, recorded.started.page_size),
+    )
+
+
+def page_notes(config: EngineConfig, was: int) -> list[str]:
+    """What a change of page size does to what is known of prefixes."""
+    size = config.cache.page_size
+    if size == was or size % was == 0:
+        return []
+    note = (
+        f"prefixes are known in whole pages of {was} tokens, as recorded: with pages of {size} the cache may find a "
+        "little less than it would"
+    )
+    return [note]
+
+
+def fit_journal(path: Path, *, name: str = "journal") -> CostModel:
+    """The cost model of a journal's own steps. Raises CostError when it has too few."""
+    samples = StepSamples()
+    for event in read_events(JournalReader(path)):
+        samples.emit(event)
+    try:
+        return fit(samples, name=name, source=str(path.name))
+    except CostError as error:
+        raise CostError(f"{error} ({DEFAULT_COST} is one that comes with this program)") from error
+
+
+def arrivals_of(command: SimCommand, workload: Workload) -> Arrivals:
+    """When the requests come."""
+    asks = workload.asks()
+    if command.concurrency is not None:
+        return ClosedLoop(asks, concurrency=command.concurrency)
+    if command.rate is not None:
+        return OpenLoop(poisson(asks, rate=command.rate, seed=command.seed))
+    return OpenLoop(asks, scale=command.rate_scale)
+
+
+class Hash:
+    """The hash of all events, where no journal makes one."""
+
+    def __init__(self) -> None:
+        import msgspec
+
+        self._encode = msgspec.json.Encoder().encode
+        self._hash = EventHash()
+
+    def emit(self, event: AnyEvent) -> None:
+        self._hash.add(self._encode(event))
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def journal_sink(folder: Path) -> JournalSink:
+    """A fresh journal in `folder`. Its clock stands: lines are written by number, equal runs are equal files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return JournalSink(new_journal_path(folder, time.time_ns()), clock=VirtualClock())
+
+
+def hash_of(journal: Path) -> str:
+    """The hash in a journal's last checkpoint."""
+    found = ""
+    for _, raw in JournalReader(journal).read(lambda raw: raw if raw.startswith(b'{"type":"checkpoint"') else None):
+        if raw is not None:
+            found = CheckpointRecord.model_validate_json(raw).hash
+    return found
+
+
+def simulate(command: SimCommand, plan: Plan, progress: Meter, *, version: str = "") -> SimResult:
+    """Run it. Raises TraceError or JournalError in the middle for a line that cannot be read."""
+    began = time.monotonic()
+    totals = Totals()
+    measure = Measure(totals.add)
+    checker = InvariantChecker(on_violation="record") if command.check else None
+    journal = journal_sink(command.journal) if command.journal is not None else None
+    event_hash = Hash() if command.hash and journal is None else None
+    estimator = Estimator(plan.cost)
+    loop = Loop(
+        plan.config,
+        num_pages=plan.num_pages,
+        arrivals=arrivals_of(command, plan.workload),
+        cost=estimator,
+        sink=_fan_out(measure, checker, journal, event_hash),
+        version=version,
+        model=plan.model,
+        wall_ns=plan.wall_ns,
+    )
+    progress.phase("simulating", plan.workload.total())
+    try:
+        while loop.step():
+            progress.tell(loop.ended)
+    finally:
+        if journal is not None:
+            journal.close()
+    return result_of(
+        workload=plan.workload.name,
+        settings=plan.settings,
+        loop=loop,
+        measure=measure,
+        totals=totals,
+        estimator=estimator,
+        violations=None if checker is None else checker.violations_by_id,
+        journal=None if journal is None else str(journal.path),
+        event_hash=hash_of(journal.path) if journal is not None else event_hash.hexdigest() if event_hash else None,
+        wall_s=time.monotonic() - began,
+        notes=(*plan.notes, *_notes(plan, loop)),
+    )
+
+
+def _fan_out(*sinks: EventSink | None) -> EventSink:
+    return FanOut(tuple(sink for sink in sinks if sink is not None))
+
+
+def _notes(plan: Plan, loop: Loop) -> list[str]:
+    notes = []
+    if loop.refused:
+        notes.append(
+            f"{loop.refused} requests could never fit the pool of {plan.num_pages * plan.config.cache.page_size:,} "
+            "tokens and were refused; cache.num_pages sets it"
+        )
+    unfinished = getattr(plan.workload, "unfinished", 0)
+    if unfinished:
+        notes.append(f"{unfinished} requests had not ended where the record ends: their answers end there too")
+    return notes
+
+
+def base_config(plan: Plan) -> Mapping[str, Any]:
+    """The sections of the base configuration."""
+    return plan.base.model_dump(mode="json", exclude={"server"})

@@ -1,0 +1,57 @@
+"""Words. Owns: the answer of a comparison in one sentence."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from telemetry.sim.report import duration
+from telemetry.sim.whatif_result import Compared, Setting
+
+_NAMES: Final = {
+    "scheduler.chunked_prefill_size": "a chunk",
+    "scheduler.schedule_policy": "policy",
+    "scheduler.max_prefill_tokens": "an input budget",
+    "scheduler.kv_accounting": "accounting",
+    "cache.page_size": "a page size",
+    "cache.num_pages": "a pool of pages",
+}
+#: The measures of the sentence: what is felt between tokens, then at the start.
+TOLD: Final = (("tbt_p99", "TBT p99"), ("ttft_p50", "TTFT p50"), ("ttft_p99", "TTFT p99"))
+
+
+def sentence_of(settings: tuple[Setting, ...], compared: tuple[Compared, ...]) -> str:
+    """What the change would do, with intervals of the differences."""
+    by_name = {one.name: one for one in compared}
+    parts = [part for name, word in TOLD if name in by_name and (part := _part(word, by_name[name]))]
+    what = " and ".join(map(_setting, settings))
+    what = what[0].upper() + what[1:]
+    if not parts:
+        return f"{what}: no request can be compared."
+    return f"{what} would take {', '.join(parts)}."
+
+
+def _setting(setting: Setting) -> str:
+    name = _NAMES.get(setting.name)
+    if name is None:
+        return f"{setting.name}={setting.after} instead of {setting.before}"
+    return f"{name} of {_number(setting.after)} instead of {_number(setting.before)}"
+
+
+def _number(text: str) -> str:
+    return f"{int(text):,}" if text.isdigit() else "no limit" if text == "None" else text
+
+
+def _part(word: str, one: Compared) -> str:
+    before, after, spread = one.before.value, one.after.value, one.difference
+    if before is None or after is None:
+        return ""
+    told = f"{word} from {duration(before)} to {duration(after)}"
+    if spread.low is None or spread.high is None:
+        return told
+    clear = "" if one.is_clear else ", so no clear difference"
+    return f"{told} (difference {signed(spread.low)} to {signed(spread.high)}{clear})"
+
+
+def signed(seconds: float) -> str:
+    """A difference with its sign and unit."""
+    return "0 s" if seconds == 0 else ("+" if seconds > 0 else "-") + duration(abs(seconds))
