@@ -94,7 +94,7 @@ def _head(viewer: Viewer, look: Look, view: View) -> None:
         viewer.colours,
         key="pulse",
         on_key=lambda key: frame.on_key(viewer, look, key),
-        on_go=lambda wanted: frame.on_go(viewer, wanted),
+        on_go=viewer.follow,
     )
 
 

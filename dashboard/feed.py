@@ -14,17 +14,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from telemetry.client import BadQuestion, Source, SourceUnavailable
 from telemetry.observe import (
     EngineStatus,
+    EvidenceAnswer,
     Explanation,
     LanesAnswer,
     LatencyAnswer,
     LatencyBreakdown,
+    LawsAnswer,
     PageMap,
     PassesAnswer,
+    PoolAnswer,
     QueueAnswer,
     RequestDetail,
     RequestsAnswer,
@@ -45,12 +48,18 @@ ASKS: Final[dict[str, Callable[[Source], Any]]] = {
     "pages": lambda source: source.pages(),
     "breakdown": lambda source: source.breakdown(),
     "lanes": lambda source: source.lanes(MAX_LANES),
+    "pool": lambda source: source.pool(),
+    "laws": lambda source: source.laws(),
+    "evidence": lambda source: source.evidence(),
 }
 PARTS: Final = frozenset(ASKS)
 
 #: A part that nobody asked for in this time is not fetched.
 _WANTED_S: Final = 12.0
 _MAX_DETAILS: Final = 16
+_MAX_ASKED: Final = 32
+
+_A = TypeVar("_A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,9 @@ class Look:
     pages: PageMap | None = None
     breakdown: LatencyBreakdown | None = None
     lanes: LanesAnswer | None = None
+    pool: PoolAnswer | None = None
+    laws: LawsAnswer | None = None
+    evidence: EvidenceAnswer | None = None
 
     def has(self, parts: frozenset[str]) -> bool:
         """Whether all `parts` were asked for."""
@@ -95,6 +107,15 @@ class Detail:
     contact_mono_s: float
     detail: RequestDetail | None = None
     explanation: Explanation | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[_A]):
+    """The answer to a question of one view: `value` is None when the source does not know, or when it failed."""
+
+    contact_mono_s: float
+    value: _A | None = None
     error: str | None = None
 
 
@@ -114,6 +135,8 @@ class Feed:
         self._tried_mono_s = float("-inf")
         self._wanted: dict[str, float] = {}
         self._details: OrderedDict[str, Detail] = OrderedDict()
+        self._asking = threading.Lock()
+        self._asked: OrderedDict[tuple[object, ...], Asked[Any]] = OrderedDict()
 
     def look(self, parts: frozenset[str], *, max_age_s: float) -> Look:
         """The latest look with `parts`, fetched when the last try is older than `max_age_s` or a part is missing.
@@ -164,6 +187,24 @@ class Feed:
             while len(self._details) > _MAX_DETAILS:
                 self._details.popitem(last=False)
             return fetched
+
+    def ask(self, key: tuple[object, ...], question: Callable[[Source], _A | None], *, max_age_s: float) -> Asked[_A]:
+        """What the source says to `question`, at most `max_age_s` old; `key` names it with its parameters.
+
+        Never raises for an engine that is gone: the last answer stays, and `error` says why there is no newer one.
+        """
+        with self._asking:
+            known: Asked[_A] | None = self._asked.get(key)
+            if known is None or self._mono() - known.contact_mono_s >= max_age_s:
+                try:
+                    known = Asked(self._mono(), question(self._source))
+                except (SourceUnavailable, BadQuestion) as error:
+                    known = Asked(self._mono(), None if known is None else known.value, str(error))
+                self._asked[key] = known
+            self._asked.move_to_end(key)
+            while len(self._asked) > _MAX_ASKED:
+                self._asked.popitem(last=False)
+            return known
 
     def _is_fresh(self, parts: frozenset[str], max_age_s: float) -> bool:
         tried_lately = self._mono() - self._tried_mono_s < max_age_s

@@ -5,7 +5,7 @@ Callbacks do the work, before the run that follows: a run that is broken off by 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import streamlit as st
 
@@ -184,12 +184,6 @@ def _step_of_pause(viewer: Viewer, steps: list[int], *, back: bool) -> None:
     if chosen is not None:
         at = min(max(at + (-1 if back else 1), 0), len(steps) - 1)
     viewer.select_all({"step": steps[at], "view": "admission"})
-
-
-def on_go(viewer: Viewer, wanted: Any) -> None:
-    """Follow a link of the head or of the answers: it selects a view and what is shown in it."""
-    if isinstance(wanted, dict):
-        viewer.select_all({str(name): None if value is None else str(value) for name, value in wanted.items()})
 
 
 def fleet(viewer: Viewer) -> None:

@@ -56,7 +56,7 @@ def pulse_data(
         "old_after_s": OLD_AFTER_INTERVALS * interval_s,
         "paused": paused,
         "stands": _stands(look, paused=paused),
-        "error": None if wrong is None or not (whole or status is not None) else [text.replace("`", "") for text in wrong],
+        "error": None if wrong is None or not whole else [text.replace("`", "") for text in wrong],
         "warning": None if status is None else _warning(status),
         "words": _words(look),
         "keys": True,

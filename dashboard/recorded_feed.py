@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from dashboard.feed import ASKS, Detail, Look
+from dashboard.feed import ASKS, Asked, Detail, Look
+from telemetry.client import Source
 from telemetry.recorded import Moment, Progress, RecordedSource, Recording
 
+_A = TypeVar("_A")
+
 _MAX_LOOKS: Final = 8
+_MAX_ASKED: Final = 32
 
 
 class RecordedFeed:
@@ -25,6 +30,7 @@ class RecordedFeed:
         self._source = RecordedSource(self.recording)
         self._lock = threading.Lock()
         self._looks: OrderedDict[tuple[int, frozenset[str]], Look] = OrderedDict()
+        self._asked: OrderedDict[tuple[object, ...], Asked[Any]] = OrderedDict()
 
     def progress(self) -> Progress:
         """How far the journal is read."""
@@ -70,6 +76,22 @@ class RecordedFeed:
         with self._lock, self._source as source:
             source.seek(moment)
             return Detail(rid, 0.0, source.request(rid), source.explain(rid))
+
+    def ask(self, key: tuple[object, ...], question: Callable[[Source], _A | None], at: str | None) -> Asked[_A]:
+        """What the journal says to `question` at the moment; `key` names it with its parameters."""
+        moment = self.moment(at)
+        if moment is None:
+            return Asked(0.0, error=self.progress().error)
+        place = (self.recording.events_until(moment), *key)
+        with self._lock:
+            known: Asked[_A] | None = self._asked.get(place)
+            if known is None:
+                with self._source as source:
+                    source.seek(moment)
+                    known = self._asked[place] = Asked(0.0, question(source))
+            while len(self._asked) > _MAX_ASKED:
+                self._asked.popitem(last=False)
+            return known
 
     def _taken(self, parts: frozenset[str], moment: Moment) -> Look:
         with self._source as source:

@@ -14,12 +14,12 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from dashboard.feed import PARTS, Detail, Feed, Look
+from dashboard.feed import PARTS, Asked, Detail, Feed, Look
 from dashboard.places import Opened, Place, Settings
 from dashboard.recorded_feed import RecordedFeed
 from dashboard.theme import Palette, palette
 from dashboard.words import ENGLISH, language_of, speak
-from telemetry.client import LiveSource
+from telemetry.client import LiveSource, Source
 
 INTERVALS_S: Final = (0.5, 1.0, 2.0, 3.0, 5.0)
 DEFAULT_INTERVAL_S: Final = 1.0
@@ -29,6 +29,9 @@ _TIMEOUT_S: Final = 2.0
 #: Bounds of what an address may select: it comes from strangers, and a session keeps it.
 _MAX_SELECTION: Final = 400
 _MAX_SELECTIONS: Final = 24
+
+#: Answers to questions of single views that a paused viewer keeps.
+_MAX_FROZEN: Final = 12
 
 _T = TypeVar("_T")
 
@@ -85,7 +88,7 @@ class Viewer:
     def show_place(self, name: str) -> None:
         """Look at another place. What was selected belongs to the old one."""
         gone: dict[str, object | None] = dict.fromkeys(("at", "pause", "rid", "step", "page", "node"))
-        for key in ("frozen", "frozen_detail", "playing"):
+        for key in ("frozen", "frozen_detail", "frozen_asked", "playing"):
             st.session_state[key] = None
         self.select_all({**gone, "source": name})
 
@@ -192,6 +195,23 @@ class Viewer:
         st.session_state["frozen_detail"] = found if self.is_paused else None
         return found
 
+    def ask(self, *key: object, question: Callable[[Source], _T | None]) -> Asked[_T]:
+        """What the source says to a question of one view; `key` names it with its parameters.
+
+        While paused, as it was when it was first asked since.
+        """
+        recording = self.recording
+        if recording is not None:
+            return recording.ask(key, question, self.at)
+        if not self.is_paused:
+            return self._feed.ask(key, question, max_age_s=0.7 * self.interval_s)
+        frozen: dict[tuple[object, ...], Asked[_T]] = st.session_state.get("frozen_asked") or {}
+        if key not in frozen:
+            kept = list(frozen.items())[-_MAX_FROZEN + 1 :]
+            found = self._feed.ask(key, question, max_age_s=0.7 * self.interval_s)
+            st.session_state["frozen_asked"] = frozen = {**dict(kept), key: found}
+        return frozen[key]
+
     @property
     def _feed(self) -> Feed:
         return feed_for(self.place, self.settings.api_key)
@@ -230,6 +250,11 @@ class Viewer:
         # All at once: a run that began before the browser knew of the last choice carries an older address.
         st.query_params.from_dict(kept)
 
+    def follow(self, wanted: object) -> None:
+        """Follow a link that a component drew: selections by name, None for those that end."""
+        if isinstance(wanted, dict):
+            self.select_all({str(name): value for name, value in wanted.items()})
+
     def link(self, **values: object) -> str:
         """Relative address of this page with `values` selected too: for links that a component draws."""
         kept = {**_selected(), **{name: str(v)[:_MAX_SELECTION] for name, v in values.items()}}
@@ -255,7 +280,7 @@ class Viewer:
     def set_pause(self, *, paused: bool) -> None:
         """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
         self.select("pause", 1 if paused else None)
-        st.session_state["frozen_detail"] = None
+        st.session_state["frozen_detail"] = st.session_state["frozen_asked"] = None
         st.session_state["frozen"] = self._feed.look(PARTS, max_age_s=0.0) if self.is_paused else None
 
 

@@ -13,7 +13,7 @@ function line(data, trigger) {
   anchor.append(ask, say);
   anchor.dataset.testid = `answer-${data.id}`;
   const address = new URLSearchParams(window.location.search);
-  for (const [name, value] of Object.entries(data.go)) address.set(name, value);
+  for (const [name, value] of Object.entries(data.go)) value === null ? address.delete(name) : address.set(name, value);
   anchor.href = `?${address}`;
   anchor.onclick = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;

@@ -32,7 +32,7 @@ function spark(values) {
 function link(node, go, root) {
   if (!go) return;
   const address = new URLSearchParams(window.location.search);
-  for (const [name, value] of Object.entries(go)) address.set(name, value);
+  for (const [name, value] of Object.entries(go)) value === null ? address.delete(name) : address.set(name, value);
   node.href = `?${address}`;
   node.onclick = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;

@@ -5,24 +5,27 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard import charts, frames, tables
-from dashboard.components import live_table
+from dashboard.answers import answer_lines
+from dashboard.components import answers, live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
 from dashboard.views.parts import legend, request_story, waiting_for_engine
+from dashboard.words import mark, t
 from telemetry.observe import LatencyAnswer, QueueAnswer
 
 #: Measure, heading, and what a reader should know about it.
 _LATENCIES = (
-    ("ttft", "Time to first token"),
-    ("tbt", "Time between tokens"),
+    ("ttft", mark("Time to first token")),
+    ("tbt", mark("Time between tokens")),
 )
 
 
 def show(viewer: Viewer, look: Look) -> None:
-    """The queue on the left, latency over time on the right; on a narrow page one below the other."""
+    """Five questions with their answers; the queue on the left, latency on the right, or below on a narrow page."""
     if look.queue is None or look.latency is None:
         waiting_for_engine(viewer, look.error)
         return
+    answers(answer_lines(look), viewer.colours, key="answers", on_go=viewer.follow)
     left, right = st.columns([1.9, 1], gap="medium")
     with left:
         _queue(viewer, look.queue)
@@ -31,7 +34,7 @@ def show(viewer: Viewer, look: Look) -> None:
 
 
 def _queue(viewer: Viewer, queue: QueueAnswer) -> None:
-    st.subheader("Waiting queue", anchor=False)
+    st.subheader(t("Waiting queue"), anchor=False)
     rid = viewer.picked_request
     live_table(
         tables.queue_table(frames.queue_frame(queue), queue.total, viewer.colours),
@@ -43,7 +46,7 @@ def _queue(viewer: Viewer, queue: QueueAnswer) -> None:
         on_pick=viewer.pick_request,
     )
     if rid is None:
-        st.caption("Click a request to read why it waits.")
+        st.caption(t("Click a request to read why it waits."))
         return
     request_story(viewer, rid, full=False)
 
@@ -52,12 +55,19 @@ def _latency(viewer: Viewer, latency: LatencyAnswer) -> None:
     frame = frames.latency_frame(latency)
     for measure, heading in _LATENCIES:
         long = frames.quantile_frame(frame, measure)
-        st.subheader(heading, anchor=False)
+        st.subheader(t(heading), anchor=False)
         if long.empty:
-            st.caption("Nothing observed yet. The chart begins with the first token that is sent.")
+            st.caption(t("Nothing observed yet. The chart begins with the first token that is sent."))
             continue
-        legend([(viewer.colours.p50, "p50", ""), (viewer.colours.p99, "p99 (dashed)", "")], shape="line")
+        legend([(viewer.colours.p50, "p50", ""), (viewer.colours.p99, t("p99 (dashed)"), "")], shape="line")
         st.altair_chart(
             charts.latency_chart(long, viewer.colours), width="stretch", key=f"{measure}_over_time", theme="streamlit"
         )
-    st.caption(f"Each point is {latency.slot_s:g} s; the last {len(frame)} of at most {frames.MAX_POINTS} are shown.")
+    st.caption(
+        t(
+            "Each point is {n} s; the last {shown} of at most {most} are shown.",
+            n=f"{latency.slot_s:g}",
+            shown=len(frame),
+            most=frames.MAX_POINTS,
+        )
+    )
