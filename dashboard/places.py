@@ -41,16 +41,18 @@ class Settings:
     """What this page may show. The key is not on the command line, where other users could read it.
 
     ttft_s, tbt_s  objectives; None: as the engine says
+    lessons        folder of a teacher's own lessons for the classroom
     """
 
     places: tuple[Place, ...]
     api_key: str | None = None
     ttft_s: float | None = None
     tbt_s: float | None = None
+    lessons: Path | None = None
 
 
 def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Settings of `streamlit run dashboard/app.py -- [--url URL]… [--journal FILE]… [--ttft-ms N] [--tbt-ms N]`.
+    """Settings of `streamlit run dashboard/app.py -- [--url URL]… [--journal FILE]… [--lessons DIR]`.
 
     The environment counts where the command line names no place; several URLs in it are parted by spaces. Raises
     ValueError for a URL that is not http or https, and for an objective that is not above zero.
@@ -60,6 +62,7 @@ def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser.add_argument("--journal", action="append", default=[])
     parser.add_argument("--ttft-ms")
     parser.add_argument("--tbt-ms")
+    parser.add_argument("--lessons")
     given = parser.parse_known_args(arguments)[0]
     urls: list[str] = given.url
     if not urls and not given.journal:
@@ -71,6 +74,7 @@ def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         environment.get(ENV_KEY) or None,
         _seconds("--ttft-ms", given.ttft_ms),
         _seconds("--tbt-ms", given.tbt_ms),
+        None if given.lessons is None else Path(given.lessons).expanduser().absolute(),
     )
 
 

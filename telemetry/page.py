@@ -38,6 +38,7 @@ def _places(command: DashboardCommand) -> list[str]:
     """What the page is to show, as `dashboard/app.py` takes it."""
     words = [word for url in command.urls() for word in ("--url", url)]
     words += [word for journal in command.journal for word in ("--journal", str(journal.absolute()))]
+    words += [] if command.lessons is None else ["--lessons", str(command.lessons.absolute())]
     words += [] if command.ttft_ms is None else ["--ttft-ms", str(command.ttft_ms)]
     return words + ([] if command.tbt_ms is None else ["--tbt-ms", str(command.tbt_ms)])
 

@@ -47,6 +47,9 @@ class DashboardCommand(SubCommand):
     pick_port: bool = False
     """When the port is taken, take a free one and say so."""
 
+    lessons: Path | None = None
+    """Folder of lesson files for the classroom, beside the built-in ones; docs/teaching.md says how to write one."""
+
     def urls(self) -> list[str]:
         """Every engine, in the order given."""
         given = [*([self.address] if self.address else []), *self.url]

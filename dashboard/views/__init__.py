@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views import admission, kv, now, requests
+from dashboard.views import admission, classroom, kv, latency, now, requests
 from dashboard.words import mark
 
 
@@ -32,12 +32,12 @@ class View(NamedTuple):
 
 #: By name, as the address has it: now, admission, requests, latency, kv, invariants, what_if, classroom.
 VIEWS: Final = {
-    "now": View(mark("Now"), ("queue",), now.show),
+    "now": View(mark("Now"), ("queue", "passes", "pages"), now.show),
     "admission": View(mark("Admission"), ("passes",), admission.show),
-    "requests": View(mark("Requests"), (), requests.show),
-    # latency
+    "requests": View(mark("Requests"), ("lanes",), requests.show),
+    "latency": View(mark("Latency"), ("breakdown",), latency.show),
     "kv": View(mark("K/V pages"), ("pages",), kv.show),
     # invariants
     # what_if
-    # classroom
+    "classroom": View(mark("Classroom"), (), classroom.show, "learn"),
 }
