@@ -237,6 +237,9 @@ class PrefillAdder:
             if extend <= 0:
                 sides = (self._units.first, rem_chunk or 0)
                 return self.state.refused(request, 0, Result.OTHER, Reason.CHUNK_BELOW_PAGE, *sides)
+        if extend <= 0:
+            # A pass goes on past a spent slice while K/V memory is what stops it; a preemption may then free that.
+            return self.state.refused(request, 0, Result.OTHER, Reason.CHUNK_BELOW_PAGE, 1, extend)
         if extend < candidate and self._slot_taken():
             sides = (candidate, rem_chunk or 0)
             return self.state.refused(request, 0, Result.OTHER, Reason.CHUNK_SLOT_TAKEN, *sides)
