@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 from urllib.parse import quote
@@ -19,17 +20,23 @@ from engine.errors import ConfigError
 from telemetry.observe import (
     OBSERVE_VERSION,
     EngineStatus,
+    EvidenceAnswer,
+    EvidenceDetail,
     Explanation,
     Head,
     LanesAnswer,
     LatencyAnswer,
     LatencyBreakdown,
+    LawsAnswer,
     ObserveError,
+    PageFact,
     PageMap,
     PassesAnswer,
+    PoolAnswer,
     QueueAnswer,
     RequestDetail,
     RequestsAnswer,
+    TreeAnswer,
 )
 
 _A = TypeVar("_A", bound=Head)
@@ -83,6 +90,18 @@ class Source(Protocol):
     def request(self, rid: str) -> RequestDetail | None: ...
 
     def pages(self) -> PageMap: ...
+
+    def page(self, page: int) -> PageFact | None: ...
+
+    def pool(self) -> PoolAnswer | None: ...
+
+    def tree(self, *, node: int | None = None, opened: Sequence[int] = (), top: int = 20) -> TreeAnswer | None: ...
+
+    def laws(self) -> LawsAnswer | None: ...
+
+    def evidence(self) -> EvidenceAnswer | None: ...
+
+    def bundle(self, name: str) -> EvidenceDetail | None: ...
 
     def explain(self, rid: str) -> Explanation | None: ...
 
@@ -148,6 +167,35 @@ class LiveSource:
     def pages(self) -> PageMap:
         return self._must("/observe/pages", PageMap)
 
+    def page(self, page: int) -> PageFact | None:
+        """One page; None when the pool has none of this number, and from an older engine."""
+        return self._ask(f"/observe/pages/{page}", PageFact)
+
+    def pool(self) -> PoolAnswer | None:
+        """Memory over time; None from an older engine, as of what follows."""
+        return self._ask("/observe/pool", PoolAnswer)
+
+    def tree(self, *, node: int | None = None, opened: Sequence[int] = (), top: int = 20) -> TreeAnswer | None:
+        """The `top` largest children (1 to 200) of the root and of each of `opened` (at most 64); `node` in full."""
+        asked: dict[str, int | str] = {"top": top}
+        if node is not None:
+            asked["node"] = node
+        if opened:
+            asked["open"] = ",".join(map(str, opened))
+        return self._ask("/observe/tree", TreeAnswer, asked)
+
+    def laws(self) -> LawsAnswer | None:
+        """Every law of the engine's checker, and what checking costs."""
+        return self._ask("/observe/laws", LawsAnswer)
+
+    def evidence(self) -> EvidenceAnswer | None:
+        """Evidence bundles beside the engine's journal."""
+        return self._ask("/observe/evidence", EvidenceAnswer)
+
+    def bundle(self, name: str) -> EvidenceDetail | None:
+        """One evidence bundle, opened; None when there is none of this name."""
+        return self._ask(f"/observe/evidence/{quote(name, safe='')}", EvidenceDetail)
+
     def explain(self, rid: str) -> Explanation | None:
         """Sentences about one request; None when the engine does not know it (any more)."""
         return self._ask(f"/observe/explain/{quote(rid, safe='')}", Explanation)
@@ -164,13 +212,13 @@ class LiveSource:
     ) -> None:
         self.close()
 
-    def _must(self, path: str, model: type[_A], params: dict[str, int] | None = None) -> _A:
+    def _must(self, path: str, model: type[_A], params: Mapping[str, int | str] | None = None) -> _A:
         answer = self._ask(path, model, params)
         if answer is None:
             raise self._unavailable(f"{self.url}{path} is not there: is this an admitscope engine?", "foreign")
         return answer
 
-    def _ask(self, path: str, model: type[_A], params: dict[str, int] | None = None) -> _A | None:
+    def _ask(self, path: str, model: type[_A], params: Mapping[str, int | str] | None = None) -> _A | None:
         try:
             reply = self._client.get(path, params=params)
         except httpx.HTTPError as error:

@@ -32,8 +32,10 @@ from engine.text.stops import stop_watchers
 from engine.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from invariants.checker import InvariantChecker
 from telemetry.checking import Checking
+from telemetry.evidence import FOLDER
 from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
+from telemetry.law_answers import LawBook
 from telemetry.listeners import Listeners
 from telemetry.logs import set_up
 from telemetry.ports import bind_listener, make_room_for_files, port_of
@@ -102,6 +104,13 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         clock=clock,
     )
 
+    laws = LawBook(
+        listeners.read_model,
+        listeners.checking,
+        config=command.checker,
+        folder=None if journal is None else journal.path.parent / FOLDER,
+        run=engine_id if journal is None else journal.path.stem,
+    )
     app = create_app(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
@@ -109,7 +118,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         config=config.server,
         clock=clock,
         observer=listeners.metrics.front_end,
-        routers=(create_router(listeners.read_model, listeners.exposition, sglang=command.sglang_metrics),),
+        routers=(create_router(listeners.read_model, listeners.exposition, sglang=command.sglang_metrics, laws=laws),),
         version=version(),
     )
     listeners.attach(engine, engine_thread)

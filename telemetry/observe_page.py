@@ -65,8 +65,13 @@ def page() -> str:
 
 def _asks(route: APIRoute) -> str:
     parameters = (route.openapi_extra or {}).get("parameters", [])
-    words = [f"`{p['name']}`: {p['schema']['minimum']} to {p['schema']['maximum']:,}" for p in parameters]
-    return ", ".join(words)
+    return ", ".join(f"`{p['name']}`: {_bound(p['schema'])}" for p in parameters)
+
+
+def _bound(schema: dict[str, Any]) -> str:
+    if "maximum" not in schema:
+        return str(schema["description"])
+    return f"{schema['minimum']} to {schema['maximum']:,}"
 
 
 def _with_nested(roots: dict[type[Value], None]) -> Iterator[type[BaseModel]]:

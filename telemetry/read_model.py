@@ -317,6 +317,15 @@ class ReadModel:
         """A live request, or one of the last finished."""
         return self.tracker.live.get(rid) or self.finished.get(rid)
 
+    def head(self) -> Head:
+        """What every answer begins with."""
+        with self._lock:
+            return self._head()
+
+    def uptime_s(self) -> float:
+        """Since the engine started; 0 before."""
+        return 0.0 if self.started is None else max(self.clock.now_ns() - self.started.t_ns, 0) / 1e9
+
     def _head(self) -> Head:
         if self.started is None or self.last is None:
             raise NotStarted("no engine has started yet")

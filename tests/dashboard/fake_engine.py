@@ -21,6 +21,7 @@ import numpy as np
 # pytest imports tests by path, so a neighbour is not importable by itself.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import fake_kv
 import fake_latency
 from toy_scheduler import PAGE, ROWS, STEP_S, Req, ToyScheduler
 
@@ -88,7 +89,7 @@ class FakeEngine(ToyScheduler):
             generation_tokens=self.totals["out"],
             retractions=0,
             evicted_pages=self.totals["evicted"],
-            invariants_checked=True,
+            invariants_checked=self.checked,
             violations_total=sum(self.violations.values()),
             violations=self.violations,
         )
@@ -230,6 +231,11 @@ class FakeEngine(ToyScheduler):
             owners_total=len(sizes),
         )
 
+    def _tree(self, query: dict[str, list[str]]) -> o.TreeAnswer:
+        node = int(query["node"][0]) if "node" in query else None
+        opened = {int(name) for name in query.get("open", [""])[0].split(",") if name}
+        return fake_kv.tree(self, node=node, opened=opened, top=int(query.get("top", ["20"])[0]))
+
     def answer(self, path: str, query: dict[str, list[str]]) -> o.Head | None:
         """The answer of one path; None when there is none."""
         with self.lock:
@@ -242,12 +248,20 @@ class FakeEngine(ToyScheduler):
                 "/observe/latency": lambda: o.LatencyAnswer(**self.head(), slot_s=1.0, points=tuple(self.points)),
                 "/observe/requests": lambda: self.requests(limit),
                 "/observe/pages": self.pages,
+                "/observe/pool": lambda: fake_kv.pool(self),
+                "/observe/laws": lambda: fake_kv.laws(self),
+                "/observe/evidence": lambda: fake_kv.evidence(self),
+                "/observe/tree": lambda: self._tree(query),
                 "/observe/breakdown": lambda: fake_latency.breakdown(self),
                 "/observe/lanes": lambda: fake_latency.lanes(self, last),
             }
             if path in plain:
                 return plain[path]()
             rid = unquote(path.rsplit("/", 1)[-1])
+            if path.startswith("/observe/pages/"):
+                return fake_kv.page(self, int(rid))
+            if path.startswith("/observe/evidence/"):
+                return fake_kv.bundle(self, rid)
             return self.explain(rid) if path.startswith("/observe/explain/") else self.detail(rid)
 
 

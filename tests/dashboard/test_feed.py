@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from fake_engine import FakeEngine, FakeServer
@@ -62,6 +63,25 @@ class CountingSource:
 
     def pages(self):
         return self._answer("pages")
+
+    def page(self, page: int):
+        return self._answer(f"pages/{page}")
+
+    def pool(self):
+        return self._answer("pool")
+
+    def tree(self, *, node: int | None = None, opened: Sequence[int] = (), top: int = 20):
+        asked = {"top": str(top)} | ({} if node is None else {"node": str(node)})
+        return self._answer("tree", **asked, open=",".join(map(str, opened)))
+
+    def laws(self):
+        return self._answer("laws")
+
+    def evidence(self):
+        return self._answer("evidence")
+
+    def bundle(self, name: str):
+        return self._answer(f"evidence/{name}")
 
     def request(self, rid: str) -> RequestDetail | None:
         return self._answer(f"requests/{rid}")
@@ -176,6 +196,24 @@ def test_details_are_bounded_and_fall_back_to_the_last_answer(feed: Feed, source
     assert kept.error == "gone"
     assert kept.explanation is not None
     assert feed.detail("nobody", max_age_s=1.0).explanation is None
+
+
+def test_questions_of_a_view_are_shared_bounded_and_fall_back_to_the_last_answer(
+    feed: Feed, source: CountingSource, clock: Clock
+) -> None:
+    def page(number: int):
+        return feed.ask(("page", number), lambda source: source.page(number), max_age_s=1.0)
+
+    assert page(3).value is page(3).value
+    assert source.asked["pages/3"] == 1
+    source.gone = True
+    clock.now += 2
+    kept = page(3)
+    assert kept.error == "gone"
+    assert kept.value is not None
+    for number in range(100):
+        page(number)
+    assert len(feed._asked) == 32
 
 
 def test_over_http_the_number_of_rows_is_asked_for_and_bounded(server: FakeServer) -> None:

@@ -76,6 +76,7 @@ class ToyScheduler:
         self.ends: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.violations: dict[str, int] = {}
+        self.checked = True
         self.lock = threading.RLock()
         node = self._take(24, 2, "node:1")
         self.nodes = {"node:1": node, "node:2": self._take(18, 3, "node:2"), "node:3": self._take(40, 3, "node:3")}
