@@ -200,11 +200,12 @@ def deciles(firsts: Sequence[First], objective_ns: int) -> list[ObjectiveShare]:
     """Shares within the objective by prompt length: at most ten groups of about equal size, equal lengths together."""
     ranked = sorted(firsts, key=lambda first: first.prompt_len)
     groups: list[list[First]] = []
+    tenth = -1
     for at, first in enumerate(ranked):
-        starts = at * DECILES // len(ranked) != (at - 1) * DECILES // len(ranked)
-        is_same_length = at > 0 and ranked[at - 1].prompt_len == first.prompt_len
-        if at == 0 or (starts and not is_same_length):
+        its = at * DECILES // len(ranked)
+        if its > tenth and not (groups and groups[-1][-1].prompt_len == first.prompt_len):
             groups.append([])
+            tenth = its
         groups[-1].append(first)
     return [
         ObjectiveShare(

@@ -124,6 +124,13 @@ def test_deciles_part_the_requests_and_never_one_length(lengths: list[int]) -> N
     assert all(group.within == group.count for group in groups)
 
 
+def test_deciles_are_ten_where_lengths_allow() -> None:
+    lengths = [at // 3 for at in range(350)]
+    groups = book.deciles([first(at, prompt_len=length) for at, length in enumerate(lengths)], MS)
+    assert len(groups) == book.DECILES
+    assert all(33 <= group.count <= 38 for group in groups)
+
+
 def test_the_tail_is_of_those_at_or_above_the_quantile() -> None:
     firsts = [first(at, ttft_ns=(at + 1) * MS) for at in range(200)]
     everyone, tenth, hundredth = book.tails(firsts)
