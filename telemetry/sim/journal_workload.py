@@ -101,7 +101,7 @@ def recorded_of(path: Path) -> Recorded:
 class _Open:
     """A request whose end was not read yet."""
 
-    __slots__ = ("abort_ns", "arrived", "cause", "head", "is_over", "keys", "output_len")
+    __slots__ = ("abort_ns", "arrived", "cause", "detail", "head", "is_over", "keys", "output_len")
 
     def __init__(self, arrived: RequestArrived) -> None:
         self.arrived = arrived
@@ -110,6 +110,7 @@ class _Open:
         self.output_len = 0
         self.abort_ns: int | None = None
         self.cause: Cause | None = None
+        self.detail = ""
         self.is_over = False
 
 
@@ -154,6 +155,7 @@ class JournalWorkload:
                     live[event.rid].cause = event.cause
                 case RequestTransitioned() if event.target is RequestState.FINISHED and event.rid in live:
                     live[event.rid].cause = event.cause
+                    live[event.rid].detail = event.detail
                     over.append(live[event.rid])
                 case StepCompleted():
                     self._completed(event, live, over)
@@ -197,6 +199,8 @@ class JournalWorkload:
             ignore_eos=arrived.ignore_eos,
             priority=arrived.priority,
             routing_key=arrived.routing_key,
+            stops=opened.cause is Cause.STOP,
+            stop_detail=opened.detail if opened.cause is Cause.STOP else "",
             abort_ns=None if not cut or opened.abort_ns is None else self._since_start(opened.abort_ns),
             abort_cause=opened.cause if cut and opened.cause is not None else Cause.ABORT,
         )

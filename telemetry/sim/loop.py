@@ -196,19 +196,20 @@ class Loop:
     def _row(self, rid: str) -> OutcomeRow:
         """One token: the key of the page that it fills, and whether the request is over."""
         request, live = self.scheduler.state.requests[rid], self._live[rid]
+        ask = live.ask
         outputs = request.output_len + 1
         count = request.prompt_len + outputs
         key = head = finish = None
         if count % self._page == 0:
             key = self._key(live, count // self._page - 1)
         if count == HEAD_TOKENS:
-            head = _head(live.ask)
+            head = _head(ask)
         detail = ""
-        if outputs >= live.ask.output_len and live.ask.output_len < live.max_new:
-            finish = FinishReason.STOP
+        if outputs >= ask.output_len and (ask.stops or ask.output_len < live.max_new):
+            finish, detail = FinishReason.STOP, ask.stop_detail
         elif outputs >= live.max_new:
             finish = FinishReason.LENGTH
-            detail = "kv_pool_exhausted" if live.max_new < live.ask.max_new_tokens else ""
+            detail = "kv_pool_exhausted" if live.max_new < ask.max_new_tokens else ""
         elif request.abort_requested:
             finish = FinishReason.ABORT
         return OutcomeRow(rid, key, head, finish, detail)

@@ -82,6 +82,7 @@ class Ask:
     output_len      tokens after which it ends by itself
     max_new_tokens  what it asked for at most; what the scheduler may know
     head32_key      of the first 32 tokens, as recorded, once there are so many; None: from the blocks
+    stops           it ends by its last token (an end token, a stop string), which `stop_detail` tells, not by length
     abort_ns        when its client left; None: never
     """
 
@@ -95,6 +96,8 @@ class Ask:
     ignore_eos: bool = False
     priority: int | None = None
     routing_key: str | None = None
+    stops: bool = False
+    stop_detail: str = ""
     abort_ns: int | None = None
     abort_cause: Cause = Cause.ABORT
 
