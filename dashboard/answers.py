@@ -14,7 +14,7 @@ from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.frames import REASON_LEDGER, page_bytes
 from dashboard.words import t
-from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, QueueAnswer, TailShare
+from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, PassRow, QueueAnswer, TailShare
 
 #: Causes of a late token that a smaller chunk makes shorter: prefill of others in, or before, its step.
 _CHUNK_CAUSES: Final = ("chunk_overhead", "long_prefill", "mixed_sat_out")
@@ -61,15 +61,31 @@ def _binding(passes: PassesAnswer | None) -> Answer:
     made = [row for row in passes.passes if row.end is not None] if passes is not None else []
     if not made:
         return t("No pass was made yet."), "", go
-    counts = Counter(_limit_of(row.end_reason) for row in made if row.end_reason not in {None, "queue_end"})
+    ends = _causes(made)
+    counts = Counter(_limit_of(reason) for _, reason in ends)
     if not counts:
         return t("None."), t("Each of the last {n} passes reached the end of the queue.", n=f.count(len(made))), go
     (name, most), *others = counts.most_common()
     rest = t("it ended {n} of the last {all} passes", n=f.count(most), all=f.count(len(made)))
     if others:
         rest += "; " + ", ".join(f"{other} {f.count(n)}" for other, n in others[:2])
-    last = max(row.step for row in made if _limit_of(row.end_reason) == name)
+    last = max(step for step, reason in ends if _limit_of(reason) == name)
     return f"{name}:", rest, {"view": "admission", "step": last}
+
+
+def _causes(made: list[PassRow]) -> list[tuple[int, str]]:
+    """(step, reason) of each pass that ended before the end of the queue.
+
+    A pass that ended because the batch was still full ended for what had filled it: the reason of the pass before.
+    """
+    ends: list[tuple[int, str]] = []
+    before: str | None = None
+    for row in made:
+        reason = before if row.end_reason == "full_flag_set" and before is not None else row.end_reason
+        before = reason
+        if reason not in {None, "queue_end"}:
+            ends.append((row.step, reason or ""))
+    return ends
 
 
 def _limit_of(reason: str | None) -> str:
@@ -82,7 +98,7 @@ def _queueing(breakdown: LatencyBreakdown | None) -> Answer:
     go = {"view": "latency"}
     tail = _tail(breakdown)
     if tail is None or tail.ttft_ns <= 0:
-        return t("No first token yet."), "", go
+        return t("Not known before the first response."), "", go
     queued = tail.parts_ns.get("queue", 0)
     rest = t("of {time} at p99 (the slowest {n})", time=f.duration(tail.ttft_s), n=f.count(tail.count))
     blocker, most_ns = max(tail.blockers_ns.items(), key=lambda item: item[1], default=("", 0))

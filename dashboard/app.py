@@ -60,13 +60,13 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
             download = st.container(width="content", key="download")
             frame.pace(viewer)
     if view.group != "learn":
-        frame.scrub_bar(viewer)
+        frame.scrub_bar(viewer, look)
     if viewer.run_every_s != every_s:
         # Another pace, or a pause, begins with a new run of the script: the timer belongs to the fragment.
         st.rerun()
+    if name == "now":
+        frame.fleet(viewer)
     with st.container(key="live"):
-        if name == "now":
-            frame.fleet(viewer)
         view.show(viewer, look)
     with download:
         # Last: only now is it known what the view has drawn.

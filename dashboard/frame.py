@@ -97,14 +97,12 @@ def _change_speed(viewer: Viewer) -> None:
         viewer.play(speed=_speed())
 
 
-def scrub_bar(viewer: Viewer) -> None:
-    """Where a recording stands, and how far it is read."""
-    recording = viewer.recording
-    if recording is None:
+def scrub_bar(viewer: Viewer, look: Look) -> None:
+    """Where the recording of `look` stands, and how far it is read."""
+    recording, moment = viewer.recording, look.moment
+    if recording is None or moment is None:
         return
-    told, moment = recording.progress(), recording.moment(viewer.at)
-    if moment is None:
-        return
+    told = recording.progress()
     if viewer.is_playing and told.is_read and moment.index == told.moments - 1:
         viewer.stop()
     said = t(

@@ -56,10 +56,11 @@ def pulse_data(
         "old_after_s": OLD_AFTER_INTERVALS * interval_s,
         "paused": paused,
         "stands": _stands(look, paused=paused),
+        # Before the first answer the view itself says what to do, in all its room.
+        "bare": status is None,
         "error": None if wrong is None or not whole else [text.replace("`", "") for text in wrong],
         "warning": None if status is None else _warning(status),
         "words": _words(look),
-        "keys": True,
     }
 
 

@@ -102,7 +102,7 @@ function tick(root) {
   const { data, received } = root.pulse;
   // Two ages: since an answer came, and how old its numbers already were then. The second is the engine's own word.
   const waited = data.age_s === null ? null : data.age_s + (performance.now() - received) / 1000;
-  const isCut = data.stands === null && (waited === null || waited > data.old_after_s);
+  const isCut = data.stands === null && waited !== null && waited > data.old_after_s;
   const isOld = isCut || (data.stands === null && data.loop_s > data.old_after_s);
   root.classList.toggle("is-old", isOld);
   const fresh = root.querySelector(".fresh");
@@ -111,7 +111,7 @@ function tick(root) {
     data.stands ?? (waited === null ? data.words.none : data.words.old.replace("{ago}", ago(waited + data.loop_s)));
   const banner = root.querySelector(".banner");
   const said = data.error ?? (isCut ? [data.words.lost, data.words.lost_why] : data.warning ?? []);
-  banner.hidden = data.paused || !said.length;
+  banner.hidden = data.paused || data.bare || !said.length;
   banner.classList.toggle("soft", !data.error && !isCut);
   [...banner.children].forEach((line, index) => {
     const text = said[index] ?? "";

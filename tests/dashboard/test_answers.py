@@ -1,0 +1,144 @@
+"""The five lines of the first screen: each says what the records say, and leads to where it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+
+from dashboard.answers import answer_lines
+from dashboard.feed import ASKS, Look
+from dashboard.frames import page_facts
+from telemetry import observe as o
+from telemetry.observe_latency import TailShare
+from telemetry.recorded import RecordedSource, Recording
+
+
+def head(**more: Any) -> dict[str, Any]:
+    return {"engine_id": "e", "observe_seq": 1, "step": 9, "t_ns": 9, "t_wall_s": 1.0, **more}
+
+
+def line(look: Look, name: str) -> dict[str, Any]:
+    return next(each for each in answer_lines(look) if each["id"] == name)
+
+
+def waiting(rid: str, age_s: float, **more: Any) -> o.QueueEntry:
+    return o.QueueEntry(rid=rid, position=0, age_s=age_s, prompt_len=8, **{"blocker": "kv_total", **more})
+
+
+def queue(*entries: o.QueueEntry) -> o.QueueAnswer:
+    return o.QueueAnswer(**head(), entries=entries, total=len(entries), by_blocker={})
+
+
+def passes(*ends: str | None) -> o.PassesAnswer:
+    rows = [
+        o.PassRow(step=step, t_wall_s=1.0, kind="mixed", end=None if end is None else "budget", end_reason=end)
+        for step, end in enumerate(ends, 1)
+    ]
+    return o.PassesAnswer(**head(), passes=tuple(rows))
+
+
+def breakdown(**more: Any) -> o.LatencyBreakdown:
+    empty: dict[str, Any] = {
+        "slot_s": 5.0,
+        "window_s": 600.0,
+        "slots": (),
+        "ttft_objective_s": 1.0,
+        "gap_objective_s": 0.25,
+        "gap_bounds_s": (),
+        "gap_counts": (0,),
+        "gaps": 0,
+        "late": {},
+        "firsts": (),
+        "firsts_total": 0,
+        "deciles": (),
+        "tails": (),
+    }
+    return o.LatencyBreakdown(**head(), **{**empty, **more})
+
+
+def test_who_waits_longest_is_not_who_stands_first() -> None:
+    look = Look(
+        queue=queue(waiting("young", 1.0), waiting("old", 12.0, reason="kv_total_exhausted", need=92, have=66.3))
+    )
+    said = line(look, "longest")
+    assert said["head"] == "old, 12.0\u00a0s:"
+    assert "future output of running requests" in said["rest"]
+    assert said["rest"].endswith("(needs 92 tok, has 66.3)")
+    assert said["go"] == {"view": "requests", "list": "live", "rid": "old"}
+
+
+def test_who_waits_behind_another_is_told_behind_whom() -> None:
+    entry = waiting("b", 3.0, blocker="order", reason="chunk_exhausted", who_stopped="a", need=1, have=0)
+    assert line(Look(queue=queue(entry)), "longest")["rest"].endswith("(a: chunk exhausted)")
+
+
+def test_the_ledger_that_ends_most_passes_is_named_with_how_often() -> None:
+    look = Look(passes=passes("chunk_exhausted", "queue_end", "kv_total_exhausted", "kv_total_exhausted", None))
+    said = line(look, "ledger")
+    assert said["head"] == "KV total:"
+    assert said["rest"] == "it ended 2 of the last 4 passes; chunk 1"
+    assert said["go"] == {"view": "admission", "step": 4}
+
+
+def test_a_batch_that_is_still_full_counts_for_what_filled_it() -> None:
+    look = Look(passes=passes("full_flag_set", "kv_now_exhausted", "full_flag_set", "full_flag_set", "chunk_exhausted"))
+    said = line(look, "ledger")
+    assert said["head"] == "KV current:"
+    assert said["rest"].startswith("it ended 3 of the last 5 passes")
+
+
+def test_queueing_is_told_of_the_slowest_hundredth() -> None:
+    tails = (
+        TailShare(q=0.0, ttft_s=0.1, count=100, ttft_ns=100, parts_ns={"queue": 1}, blockers_ns={}),
+        TailShare(
+            q=0.99,
+            ttft_s=3.2,
+            count=4,
+            ttft_ns=1000,
+            parts_ns={"queue": 850, "commit": 150},
+            blockers_ns={"kv_total": 600, "order": 250},
+        ),
+    )
+    said = line(Look(breakdown=breakdown(tails=tails)), "queueing")
+    assert said["head"] == "85\u00a0%"
+    assert said["rest"] == "of 3.20\u00a0s at p99 (the slowest 4); most of the wait: KV total"
+
+
+@pytest.mark.parametrize(
+    ("late", "word"),
+    [
+        ({"long_prefill": 6, "mixed_sat_out": 2, "kernel": 2}, "Likely:"),
+        ({"long_prefill": 3, "kernel": 7}, "A little:"),
+        ({"kernel": 9, "queue_position": 1}, "Hardly:"),
+        ({}, "No need:"),
+    ],
+)
+def test_a_smaller_chunk_is_judged_by_the_causes_of_late_tokens(late: dict[str, int], word: str) -> None:
+    assert line(Look(breakdown=breakdown(gaps=100, late=late)), "chunk")["head"] == word
+
+
+def test_the_largest_owner_leads_to_one_of_its_pages(engine: FakeEngine) -> None:
+    pages = engine.pages()
+    said = line(Look(pages=pages), "owner")
+    facts = page_facts(pages, said["go"]["page"])
+    assert facts is not None
+    assert facts.owner == pages.owners[0]
+    assert said["rest"].startswith(f"{pages.owners[0].pages} pages")
+
+
+def test_nothing_is_guessed_where_nothing_is_known() -> None:
+    for look in (Look(), Look(queue=queue(), passes=passes(), breakdown=breakdown())):
+        assert [each["rest"] for each in answer_lines(look)] == [""] * 5
+
+
+def test_every_line_is_answered_by_a_recorded_run() -> None:
+    from tests.telemetry.recorded_run import JOURNAL
+
+    recording = Recording(JOURNAL, in_background=False)
+    source = RecordedSource(recording)
+    source.seek(recording.at_step(300))
+    look = Look(status=source.status(), **{part: ask(source) for part, ask in ASKS.items()})
+    assert all(each["head"] for each in answer_lines(look))
+    assert line(look, "queueing")["head"].endswith("%")
