@@ -13,10 +13,10 @@ import pandas as pd
 
 from dashboard.theme import Palette
 
-_PADDING: Final = {"left": 4, "right": 12, "top": 6, "bottom": 2}
+PADDING: Final = {"left": 4, "right": 12, "top": 6, "bottom": 2}
 
 #: Seconds on an axis, in the unit that fits.
-_SECONDS_AXIS: Final = (
+SECONDS_AXIS: Final = (
     "datum.value == 0 ? '0' : datum.value < 0.00995 ? format(datum.value * 1000, '.2~f') + ' ms' : "
     "datum.value < 0.9995 ? format(datum.value * 1000, '.3~r') + ' ms' : format(datum.value, '.3~r') + ' s'"
 )
@@ -26,12 +26,12 @@ def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
     """Median and 99th percentile of one latency over time, from `frames.quantile_frame`; seconds, from zero."""
     quantiles = alt.Scale(domain=["p99", "p50"], range=[colours.p99, colours.p50])
     base = alt.Chart(frame).encode(
-        x=alt.X("at:T", title=None, axis=_time_axis()),
+        x=alt.X("at:T", title=None, axis=time_axis()),
         y=alt.Y(
             "seconds:Q",
             title=None,
             scale=alt.Scale(zero=True, nice=True),
-            axis=alt.Axis(labelExpr=_SECONDS_AXIS, tickCount=4, gridColor=colours.line, domain=False, ticks=False),
+            axis=alt.Axis(labelExpr=SECONDS_AXIS, tickCount=4, gridColor=colours.line, domain=False, ticks=False),
         ),
         color=alt.Color("quantile:N", scale=quantiles, legend=None),
         tooltip=[
@@ -41,14 +41,16 @@ def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
             alt.Tooltip("count:Q", title="observed in the slot"),
         ],
     )
-    # The dash tells the two lines apart without colour; points show slots whose neighbours observed nothing.
+    # The dash tells the two lines apart without colour. A line ends where a slot observed nothing, and the points show
+    # slots between two such.
     line = base.mark_line(strokeWidth=1.8, interpolate="linear").encode(
+        detail="run:N",
         strokeDash=alt.StrokeDash(
             "quantile:N", scale=alt.Scale(domain=["p99", "p50"], range=[[5, 3], [1, 0]]), legend=None
-        )
+        ),
     )
     points = base.mark_circle(size=7, opacity=0.8)
-    return alt.LayerChart(layer=(line, points), height=height, padding=_PADDING)
+    return alt.LayerChart(layer=(line, points), height=height, padding=PADDING)
 
 
 def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> alt.Chart:
@@ -60,12 +62,12 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
         .encode(
             x=alt.X(
                 "step:O",
-                title=None,
+                title="step",
                 axis=alt.Axis(labelAngle=0, labelOverlap="greedy", domain=False, ticks=False),
             ),
             y=alt.Y(
                 "tokens:Q",
-                title=None,
+                title="tok",
                 axis=alt.Axis(tickCount=3, gridColor=colours.line, domain=False, ticks=False, format="~s"),
             ),
             color=alt.Color(
@@ -82,7 +84,7 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
                 alt.Tooltip("reason:N", title="pass ended by"),
             ],
         )
-        .properties(height=height, padding=_PADDING)
+        .properties(height=height, padding=PADDING)
     )
     return chart
 
@@ -94,7 +96,11 @@ def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> a
         alt.Chart(frame)
         .mark_bar(stroke=colours.page, strokeWidth=1, cornerRadius=2, height=22)
         .encode(
-            x=alt.X("start:Q", title=None, axis=alt.Axis(labelExpr=_SECONDS_AXIS, tickCount=6, grid=False)),
+            x=alt.X(
+                "start:Q",
+                title="since it was accepted",
+                axis=alt.Axis(labelExpr=SECONDS_AXIS, tickCount=6, grid=False),
+            ),
             x2="end:Q",
             color=alt.Color(
                 "part:N", scale=alt.Scale(domain=parts, range=[colours.parts[part] for part in parts]), legend=None
@@ -104,10 +110,11 @@ def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> a
                 alt.Tooltip("seconds:Q", title="seconds", format=".4~f"),
             ],
         )
-        .properties(height=height, padding=_PADDING)
+        .properties(height=height, padding=PADDING)
     )
     return chart
 
 
-def _time_axis() -> alt.Axis:
+def time_axis() -> alt.Axis:
+    """Time of day."""
     return alt.Axis(format="%H:%M:%S", labelOverlap="greedy", tickCount=6, grid=False, domain=False, labelFlush=True)

@@ -73,7 +73,7 @@ _LATENCY_COLUMNS: Final = [
     "waiting",
     "running",
 ]
-_QUANTILE_COLUMNS: Final = ["at", "quantile", "seconds", "count"]
+_QUANTILE_COLUMNS: Final = ["at", "quantile", "seconds", "count", "run"]
 _STEP_COLUMNS: Final = ["step", "kind", "part", "tokens", "reason"]
 
 
@@ -150,7 +150,12 @@ def latency_frame(latency: LatencyAnswer) -> pd.DataFrame:
 
 
 def quantile_frame(latency: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Long form of one `measure` ("ttft" or "tbt") of `latency_frame`: a row per slot and observed quantile."""
+    """Long form of one `measure` ("ttft" or "tbt") of `latency_frame`: a row per slot and observed quantile.
+
+    run  consecutive slots that observed something have one number: no line may join two runs
+    """
+    is_observed = latency[f"{measure}_p50"].notna()
+    runs = (is_observed != is_observed.shift(fill_value=False)).cumsum()
     parts = [
         pd.DataFrame(
             {
@@ -158,6 +163,7 @@ def quantile_frame(latency: pd.DataFrame, measure: str) -> pd.DataFrame:
                 "quantile": name,
                 "seconds": pd.to_numeric(latency[f"{measure}_{name}"]),
                 "count": latency[f"{measure}_count"],
+                "run": runs,
             }
         )
         for name in ("p50", "p99")

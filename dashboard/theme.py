@@ -18,6 +18,7 @@ class Palette:
     states    by page state       segments  parts of a ledger bar
     blockers  why a request waits  owners    for the largest owners of pages, in order
     parts     of time to first token
+    work      the same without `queue`, where its blockers stand beside them: hues that no blocker has
     """
 
     page: str
@@ -36,6 +37,7 @@ class Palette:
     segments: dict[str, str] = field(default_factory=dict)
     blockers: dict[str, str] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
+    work: dict[str, str] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
 
 
@@ -82,6 +84,14 @@ LIGHT: Final = Palette(
         "commit": "#00936b",
         "between_chunks": "#8464ad",
         "emit": "#b0568a",
+    },
+    work={
+        "intake": "#4f7d2a",
+        "prepare": "#8c4a2f",
+        "chunk_forward": "#1a2027",
+        "between_chunks": "#7b1e5b",
+        "commit": "#0b5563",
+        "emit": "#5b3fa0",
     },
     owners=(
         "#0072b2",
@@ -141,6 +151,14 @@ DARK: Final = Palette(
         "between_chunks": "#a98bd4",
         "emit": "#d987b5",
     },
+    work={
+        "intake": "#8dbb62",
+        "prepare": "#c98262",
+        "chunk_forward": "#e8edf2",
+        "between_chunks": "#b5e0d0",
+        "commit": "#5fb3c4",
+        "emit": "#9aa5ff",
+    },
     owners=(
         "#3f9fdc",
         "#ee7f35",
@@ -167,6 +185,11 @@ def palette(kind: str | None) -> Palette:
 def blocker_colour(colours: Palette, blocker: str) -> str:
     """The colour of a blocker, also of one that this version has never heard of."""
     return colours.blockers.get(blocker, colours.blockers[UNKNOWN])
+
+
+def cause_colour(colours: Palette, cause: str) -> str:
+    """The colour of a part of TTFT, or of the blocker that its queue part stands for."""
+    return colours.work.get(cause) or blocker_colour(colours, cause)
 
 
 def luminance(colour: str) -> float:
@@ -214,6 +237,13 @@ html[data-admitscope="old"] .st-key-live { opacity: .45; filter: grayscale(.7); 
 .st-key-page_owner { border-left: 4px solid var(--ad-line); padding: .1rem 0 .1rem .8rem; }
 .st-key-page_owner [data-testid="stText"] { font-family: inherit; white-space: pre-wrap; }
 .amounts em { font-style: normal; color: var(--ad-muted); }
+.headline { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: .5rem 1.6rem;
+  border: 1px solid var(--ad-line); border-radius: 8px; padding: .8rem 1.1rem; font-variant-numeric: tabular-nums; }
+.headline p, .headline ul { margin: 0; padding: 0; list-style: none; display: grid; gap: .2rem; align-content: start; }
+.headline p b { font-size: 1.18rem; font-weight: 600; }
+.headline p span { font-size: .9rem; max-width: 78ch; }
+.headline li { font-size: .9rem; }
+.headline li b { display: inline-block; min-width: 4.2rem; font-size: 1.18rem; font-weight: 600; }
 .nothing { display: grid; gap: .25rem; border: 1px dashed var(--ad-line); border-radius: 8px; padding: 1.3rem 1.2rem; }
 .nothing span { color: var(--ad-muted); }
 @media (max-width: 640px) { .stMainBlockContainer { padding: .7rem .8rem 2rem; } }
