@@ -60,6 +60,7 @@ def status(model: ReadModel, head: Head) -> EngineStatus:
         **_head(head),
         last_pass_ended_by=end.stopped_by if end is not None and end.stopped_by is not Reason.QUEUE_END else None,
         version=started.version,
+        journal=model.journal,
         model=started.model,
         attention_backend=started.attention_backend,
         policy=model.config.scheduler.schedule_policy,

@@ -121,6 +121,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         routers=(create_router(listeners.read_model, listeners.exposition, sglang=command.sglang_metrics, laws=laws),),
         version=version(),
     )
+    listeners.read_model.journal = None if journal is None else str(journal.path.absolute())
     listeners.attach(engine, engine_thread)
     return Instance(engine, engine_thread, app, listeners, journal, executor)
 

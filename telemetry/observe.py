@@ -60,6 +60,7 @@ class EngineStatus(Head):
     last_pass_ended_by  what ended the last pass before everybody was considered: the cause behind the blocker `order`
     violations         by law id, only those above zero; `invariants_checked`: whether a checker runs at all
     laws_by_mode       how many laws are off, record and raise; empty from an engine that does not say
+    journal            first file of the run's journal, as the engine's own machine names it; null when none is written
     """
 
     version: str
@@ -99,6 +100,7 @@ class EngineStatus(Head):
     violations: dict[str, int] = Field(default_factory=dict)
     laws_by_mode: dict[str, int] = Field(default_factory=dict)
     last_pass_ended_by: str | None = None
+    journal: str | None = None
 
 
 class QueueAnswer(Head):

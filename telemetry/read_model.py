@@ -121,6 +121,8 @@ class ReadModel:
         self.clock = clock
         self.heartbeat = heartbeat
         self.checker = checker
+        #: The run's journal, for whoever wants to read or simulate it.
+        self.journal: str | None = None
         self.rejected = rejected
         self.audited = audited
         self.tracker = TimelineTracker(self, expects_responses=expects_responses, keep_detail=True)

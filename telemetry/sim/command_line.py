@@ -6,6 +6,7 @@ import importlib.metadata
 
 from rich.console import Console
 
+from telemetry.settings import UsageError
 from telemetry.sim.commands import SimCommand, WhatifCommand
 from telemetry.sim.cost_model import save_cost
 from telemetry.sim.progress import meter
@@ -34,13 +35,20 @@ def run_sim(command: SimCommand) -> int:
 
 def run_whatif(command: WhatifCommand) -> int:
     """Compare and print. 0, or 1 when a law broke."""
-    from telemetry.sim.limits import limit_memory
+    from telemetry.sim.limits import give_way, limit_memory
     from telemetry.sim.whatif import compare
     from telemetry.sim.whatif_report import show_comparison
 
     limit_memory(command.memory_mib)
-    with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
-        result = compare(command, progress, version=_version())
+    give_way(command.niceness)
+    try:
+        with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
+            result = compare(command, progress, version=_version())
+    except MemoryError:
+        raise UsageError(
+            f"--memory-mib {command.memory_mib} is not enough for this run: allow more, or compare fewer requests "
+            "with --limit"
+        ) from None
     if command.json_output:
         print(result.model_dump_json(indent=1))
     else:

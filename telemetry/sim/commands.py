@@ -100,6 +100,8 @@ class WhatifCommand(SubCommand):
     """Folder to write journals of both simulated runs to, in `before` and `after`."""
     memory_mib: int | None = Field(None, ge=256)
     """End with status 2 rather than use more memory than this. Unset: no limit of its own."""
+    niceness: int = Field(0, ge=0, le=19)
+    """Give way to other programs so much: for a simulation beside a running engine."""
     json_output: bool = Field(False, alias="json")
     """Print one JSON object instead of tables."""
     progress_lines: bool = False

@@ -1,7 +1,8 @@
-"""Limits. Owns: how much memory a simulation may take, when somebody said so."""
+"""Limits. Owns: how much of a machine a simulation may take, when somebody said so."""
 
 from __future__ import annotations
 
+import os
 import resource
 
 
@@ -11,3 +12,9 @@ def limit_memory(mib: int | None) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = mib * 1024 * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+
+
+def give_way(niceness: int) -> None:
+    """Run after others that want the processor; 0 changes nothing."""
+    if niceness:
+        os.nice(niceness)

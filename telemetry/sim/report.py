@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from telemetry.sim.results import CostUsed, SimResult, Spread
+from telemetry.sim.parts import CostUsed, Spread
+from telemetry.sim.results import SimResult
 
 
 def show_result(result: SimResult, console: Console) -> None:

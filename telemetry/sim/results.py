@@ -7,52 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict
-
 from telemetry.sim.cost_model import CostModel, Estimator, outside_words
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Histogram, Measure, Served
+from telemetry.sim.parts import CostUsed, Part, Spread, digits
 
 RESULT_VERSION = 1
-
-
-class Part(BaseModel):
-    """A frozen part of a result."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-
-class Spread(Part):
-    """Durations of many, in seconds; None when there is none. Within half a percent."""
-
-    count: int
-    p50: float | None
-    p90: float | None
-    p99: float | None
-    most: float | None
-
-
-class CostUsed(Part):
-    """The cost model behind the times, and how far it was asked beyond what it was fitted on."""
-
-    name: str
-    source: str
-    fitted_steps: int
-    """Steps that it was fitted on; 0: not fitted, but computed."""
-    held_out_steps: int | None
-    """Recorded steps that the fit did not see."""
-    median_error: float | None
-    """Median of |predicted / measured - 1| over them."""
-    p95_error: float | None
-    """95th percentile of the same."""
-    bias: float | None
-    """Predicted over measured time of them in sum, minus 1."""
-    steps_outside: int
-    """Simulated steps larger than any that was fitted."""
-    share_outside: float
-    """Their share of the simulated time."""
-    note: str
-    """The same in words; empty when every step was within."""
 
 
 class SimResult(Part):
@@ -154,11 +114,6 @@ def spread(histogram: Histogram) -> Spread:
         p99=digits(histogram.quantile_s(0.99)),
         most=digits(histogram.most_ns / 1e9 if histogram.most_ns else histogram.quantile_s(1.0)),
     )
-
-
-def digits(value: float | None) -> float | None:
-    """Four significant digits."""
-    return None if value is None else float(f"{value:.4g}")
 
 
 def cost_used(estimator: Estimator) -> CostUsed:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from telemetry.sim.bootstrap import Gaps, Values, intervals
 from telemetry.sim.measure import BIN_S, Served
-from telemetry.sim.results import digits
+from telemetry.sim.parts import digits
 from telemetry.sim.whatif_result import Compared, Curve, Decile, Interval, ModelCheck, Pair
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from telemetry.sim.results import CostUsed, Part
+from telemetry.sim.parts import CostUsed, Part
 
 WHATIF_VERSION = 1
 

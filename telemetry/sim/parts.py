@@ -1,0 +1,49 @@
+"""Parts of results. Owns: what both answers of the simulator are made of. Imports nothing of it: readers stay light."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Part(BaseModel):
+    """A frozen part of a result."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Spread(Part):
+    """Durations of many, in seconds; None when there is none. Within half a percent."""
+
+    count: int
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    most: float | None
+
+
+class CostUsed(Part):
+    """The cost model behind the times, and how far it was asked beyond what it was fitted on."""
+
+    name: str
+    source: str
+    fitted_steps: int
+    """Steps that it was fitted on; 0: not fitted, but computed."""
+    held_out_steps: int | None
+    """Recorded steps that the fit did not see."""
+    median_error: float | None
+    """Median of |predicted / measured - 1| over them."""
+    p95_error: float | None
+    """95th percentile of the same."""
+    bias: float | None
+    """Predicted over measured time of them in sum, minus 1."""
+    steps_outside: int
+    """Simulated steps larger than any that was fitted."""
+    share_outside: float
+    """Their share of the simulated time."""
+    note: str
+    """The same in words; empty when every step was within."""
+
+
+def digits(value: float | None) -> float | None:
+    """Four significant digits."""
+    return None if value is None else float(f"{value:.4g}")

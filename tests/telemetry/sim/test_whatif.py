@@ -1,0 +1,151 @@
+"""What-if finds the configuration that is better by construction, and its numbers are what they say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telemetry.check import check
+from telemetry.cli import main
+from telemetry.sim.bootstrap import Values
+from telemetry.sim.whatif_result import Compared, WhatifResult
+from tests.telemetry.sim.recordings import config_of, cost_file, record
+
+
+def whatif(capsys: pytest.CaptureFixture[str], journal: Path, *words: str) -> WhatifResult:
+    assert main(["whatif", str(journal), "--json", "--resamples", "60", *words]) == 0
+    return WhatifResult.model_validate_json(capsys.readouterr().out)
+
+
+def row(result: WhatifResult, name: str) -> Compared:
+    return next(one for one in result.compared if one.name == name)
+
+
+@pytest.fixture
+def long_beside_decodes(tmp_path: Path) -> Path:
+    """Prompts of up to 1,500 tokens, whole, at 50 µs a token, come while others decode at 4 ms a step."""
+    config = config_of(num_pages=2_000, chunked_prefill_size=2_048)
+    return record(tmp_path, config, requests=40, gap_ms=60.0, prompts=(40, 1_500), outputs=(30, 60), ends_early=False)
+
+
+def test_a_smaller_chunk_shortens_the_gaps_that_long_prompts_make(
+    long_beside_decodes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=128")
+    gaps = row(result, "tbt_p99")
+    assert gaps.is_clear
+    # 4 ms and the decodes beside 128 tokens of 50 µs, against up to 1,500 of them.
+    assert (gaps.after.value or 0) < 0.03 < 0.05 < (gaps.before.value or 0)
+    assert (gaps.difference.high or 0) < 0
+    assert result.sentence.startswith("A chunk of 128 instead of 2,048 would take TBT p99 from ")
+    assert result.reasons_after["admitted_next_chunk"] > result.reasons_before.get("admitted_next_chunk", 0)
+    first = result.first_difference
+    assert first is not None
+    assert (first.before.reason, first.after.reason) == ("admitted_whole", "admitted_first_chunk")
+    assert first.after.selected_extend == 128
+    assert result.violations == 0
+
+
+def test_the_baseline_is_the_recorded_run_where_costs_are_known(
+    long_beside_decodes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=512", "--cost", cost_file(tmp_path))
+    assert all(abs(one.error or 0) < 1e-3 for one in result.model_checks)
+    assert (result.model_error or 0) < 1e-3
+
+
+def test_no_change_is_no_difference(long_beside_decodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=2048")
+    assert result.first_difference is None
+    assert {one.difference.value for one in result.compared} == {0.0}
+    assert not any(one.is_clear for one in result.compared)
+    assert (result.faster, result.slower) == (0.0, 0.0)
+
+
+def test_a_larger_pool_ends_retractions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(num_pages=45, schedule_conservativeness=0.01, clip_max_new_tokens=1)
+    journal = record(tmp_path, config, gap_ms=4.0, prompts=(20, 120), outputs=(60, 120), ends_early=False)
+    result = whatif(capsys, journal, "--set", "num_pages=900")
+    retractions = row(result, "retractions")
+    assert (retractions.before.value or 0) > 0
+    assert retractions.after.value == 0
+    assert (row(result, "ttft_p50").difference.high or 0) < 0
+
+
+@pytest.mark.parametrize("page_size", [8, 32, 24])
+def test_pages_of_another_size_hold_as_many_tokens_and_still_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], page_size: int
+) -> None:
+    journal = record(tmp_path, config_of(), gap_ms=20.0)
+    result = whatif(capsys, journal, "--set", f"page_size={page_size}", "--write-journals", str(tmp_path / "out"))
+    rate = row(result, "cache_hit_rate")
+    assert (rate.before.value or 0) > 0.05
+    assert (rate.after.value or 0) == pytest.approx(rate.before.value or 0, abs=0.06)
+    assert result.journal_after is not None
+    assert check(Path(result.journal_after)).exit_code == 0
+    started = json.loads(Path(result.journal_after).read_text().splitlines()[1])
+    assert started["num_pages"] * page_size == pytest.approx(200 * 16, abs=page_size)
+
+
+def test_fairness_covers_every_compared_request(long_beside_decodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = whatif(capsys, long_beside_decodes, "--set", "schedule_policy=fcfs")
+    assert sum(one.requests for one in result.fairness) == result.requests == len(result.pairs) == 40
+    edges = [(one.prompt_from, one.prompt_to) for one in result.fairness]
+    assert all(first <= last for first, last in edges)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(edges))
+
+
+def test_limit_takes_the_first_requests(long_beside_decodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=512", "--limit", "10")
+    assert {one.rid for one in result.pairs} == {f"r{number}" for number in range(10)}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40), st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.data())
+def test_a_weighted_quantile_is_that_of_the_values_repeated(values: list[float], share: float, data: Any) -> None:
+    weights = data.draw(st.lists(st.integers(0, 3), min_size=len(values), max_size=len(values)).filter(any))
+    repeated = np.repeat(values, weights)
+    found = Values(values).quantile(np.array(weights, dtype=float), share)
+    if share == 0.0:
+        assert found is not None
+    else:
+        assert found == pytest.approx(np.quantile(repeated, share, method="inverted_cdf"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "chunk_size=1"], "--set chunk_size: no such setting"),
+        (
+            ["--set", "chunked_prefill_size=ten"],
+            "--set scheduler.chunked_prefill_size: Input should be a valid integer",
+        ),
+        (["--set", "chunked_prefill_size=4"], "scheduler.chunked_prefill_size=4 is below cache.page_size=16"),
+        (["--set", "page_size"], "must look like name=value"),
+        (["--set", "page_size=8", "--set", "cache.page-size=4"], "cache.page_size is given twice"),
+        (["--set", "executor.device=cpu"], "decides nothing in a simulation"),
+        (["--set", "memory_mib=9"], "has no effect while cache.num_pages is 200"),
+        ([], "nothing to compare"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    journal = record(tmp_path, config_of(), requests=3)
+    assert main(["whatif", str(journal), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_tables_say_what_was_found(long_beside_decodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", str(long_beside_decodes), "--set", "chunked_prefill_size=128", "--resamples", "60"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "40 requests compared in pairs, 0 left out" in said
+    assert "they part in step" in said
+    assert "its error on" in said
