@@ -29,7 +29,7 @@ from telemetry.explain_words import (
 )
 from telemetry.journal_reader import JournalReader
 from telemetry.life import LifeBuilder
-from telemetry.life_facts import ChunkFact, Life, NoPass, NotReached, Refusals, Wait
+from telemetry.life_facts import ChunkFact, Life, NoPass, NotReached, Refusals, SliceShare, Wait
 from telemetry.schema import Record
 from telemetry.schema_events import RequestArrivedRecord
 
@@ -164,6 +164,8 @@ def _waiting(life: Life, wait: Wait) -> list[Sentence]:
         *(_not_reached(stopped) for stopped in _by_reason(wait.not_reached)),
         *(_no_pass(skipped) for skipped in _by_reason(wait.no_pass)),
     ]
+    if wait.slices_taken:
+        details.append(_slices(wait.slices_taken))
     if wait.ahead:
         verb = "was" if wait.ahead_admitted == 1 else "were"
         details.append(f"Ahead of it: {times(wait.ahead, 'request')}; {wait.ahead_admitted} {verb} admitted meanwhile.")
@@ -179,6 +181,14 @@ def _refused(refusals: Refusals) -> str:
         f"Refused {times(refusals.count, 'time')} ({_steps(refusals.first_step, refusals.last_step)}) by "
         f"{refusals.reason}: {REASON_WORDS[refusals.reason]}{last}."
     )
+
+
+def _slices(taken: Sequence[SliceShare]) -> str:
+    """Who got the prefill budget in its stead: the refusals name only those that did not."""
+    named = [f"{share.rid} ({times(share.tokens, 'token')})" for share in taken[:_NAMED]]
+    rest = taken[_NAMED:]
+    more = f" and {times(len(rest), 'other')} ({times(sum(each.tokens for each in rest), 'token')})" if rest else ""
+    return f"The steps that had nothing left for it computed prompts of {', '.join(named)}{more}."
 
 
 def _by_reason(facts: Iterable[_C]) -> list[list[_C]]:

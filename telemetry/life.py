@@ -124,7 +124,8 @@ class LifeBuilder:
         wait = self._wait
         # A request that was pushed back in this very step came after its pass.
         if wait is not None and end is not None and record.step > wait.from_step:
-            wait.passed(record.step, end, self._full_by)
+            others = tuple(row for row in record.prefills if row.rid != self.rid)
+            wait.passed(record.step, end, self._full_by, others)
         self._watch_full_flag(record)
         if self._chunks and self._chunks[-1].step == record.step:
             if record.claim_failed:

@@ -51,6 +51,13 @@ class NoPass(_Fact):
     set_by_rid: str | None = None
 
 
+class SliceShare(_Fact):
+    """Prompt tokens of one request that were computed in steps whose prefill budget was spent."""
+
+    rid: str
+    tokens: int
+
+
 class Wait(_Fact):
     """One stay in the queue.
 
@@ -59,6 +66,7 @@ class Wait(_Fact):
     passes       prefill passes made meanwhile, the one that admitted it included
     ahead_admitted   of those ahead, how many were admitted meanwhile
     overtaken_by     later comers that were admitted meanwhile, in that order
+    slices_taken     who got the prefill budget in the steps where it was spent before this one's turn; most first
     end          admitted | ended | waiting (the record ends)
     """
 
@@ -75,6 +83,7 @@ class Wait(_Fact):
     no_pass: tuple[NoPass, ...]
     ahead_admitted: int
     overtaken_by: tuple[str, ...]
+    slices_taken: tuple[SliceShare, ...] = ()
     end: Literal["admitted", "ended", "waiting"]
 
 

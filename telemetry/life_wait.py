@@ -6,14 +6,20 @@ pass in which the request was not seen is set aside.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from engine.request import Cause
 from engine.scheduler.decision import Reason
-from telemetry.life_facts import NoPass, NotReached, Refusals, Wait
+from telemetry.life_facts import NoPass, NotReached, Refusals, SliceShare, Wait
 from telemetry.schema_journal import RefusalsFoldedRecord
-from telemetry.schema_parts import PassEndPart
+from telemetry.schema_parts import PassEndPart, PrefillPart
+
+#: Ends of a pass that say: the prefill budget of this step was given to others.
+_BUDGET_SPENT: Final = frozenset(
+    {Reason.CHUNK_EXHAUSTED, Reason.CHUNK_BELOW_PAGE, Reason.CHUNK_SLOT_TAKEN, Reason.COMPUTE_EXHAUSTED}
+)
 
 
 @dataclass(slots=True)
@@ -52,9 +58,19 @@ class Waiting:
     unseen: list[tuple[int, PassEndPart]] = field(default_factory=list)
     ahead_admitted: int = 0
     overtaken_by: list[str] = field(default_factory=list)
+    slices: Counter[str] = field(default_factory=Counter)
 
-    def passed(self, step: int, end: PassEndPart, full_by: tuple[str, Reason, Tally] | None) -> None:
+    def passed(
+        self,
+        step: int,
+        end: PassEndPart,
+        full_by: tuple[str, Reason, Tally] | None,
+        prefills: tuple[PrefillPart, ...] = (),
+    ) -> None:
         """A step was planned while it waited; `full_by` is the refusal that marked the batch full."""
+        if end.stopped_by in _BUDGET_SPENT:
+            for row in prefills:
+                self.slices[row.rid] += row.extend_len
         if end.stop != "skipped":
             self.passes += 1
             if all(tally.last_step != step for tally in self.refusals.values()):
@@ -140,5 +156,6 @@ def wait_fact(wait: Waiting, to_ns: int, to_step: int, end: Literal["admitted", 
         no_pass=tuple(no_pass),
         ahead_admitted=wait.ahead_admitted,
         overtaken_by=tuple(wait.overtaken_by),
+        slices_taken=tuple(SliceShare(rid=rid, tokens=tokens) for rid, tokens in wait.slices.most_common()),
         end=end,
     )

@@ -1,7 +1,9 @@
-"""From the symptom to the cause. Owns: playing an incident and its cure, and writing out each stage of the diagnosis."""
+"""From the symptom to the cause. Owns: playing an incident and its cure, and writing each stage of the diagnosis."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,12 @@ from bench.incidents.receiver import Receiver
 from bench.incidents.world import Client, Run, World, said
 from telemetry.explain import Explanation, explain
 from telemetry.observe import QueueAnswer
+
+_WIDTH: Final = 118
+_MOST_PIECES: Final = 4
+_PIECE: Final = re.compile(r"Step \d+: chunk \d+, ")
+#: The time in front of a sentence of a journal's story.
+_STAMP: Final = re.compile(r" *\+[\d.]+ (?:s|ms|µs) +")
 
 STAGES: Final = ("metrics", "trace", "record", "explain", "cure")
 
@@ -65,13 +73,13 @@ def diagnose(incident: Incident, folder: Path, *, share: float = 1.0) -> Diagnos
     life = explain(before.journal, rid)
     root = receiver.roots().get(rid)
     gaps = [span.attributes.get("worst_gap_cause", "") for span in receiver.of(rid) if span.name == "engine.decode"]
-    table = _table(incident, before, after)
+    table = _table(before, after)
     stages = {
         "metrics": _columns(incident.readings(Numbers(before.scrapes), look_s)),
         "trace": receiver.tree(rid),
         "record": _record(incident, before, life),
         "explain": _explained(before, rid),
-        "cure": _cure(incident, table),
+        "cure": _cured(incident, table),
     }
     kept = str(root.attributes.get("admitscope.kept_because")) if root is not None else ""
     return Diagnosis(incident, before, after, rid, life, kept, " ".join(gaps), stages, table)
@@ -121,20 +129,29 @@ def _record(incident: Incident, run: Run, explanation: Explanation) -> list[str]
 
 
 def _explained(run: Run, rid: str) -> list[str]:
+    """What the command line says, live and of the journal; many pieces of one prompt are cut to the first and last."""
+    lines = [f"$ admitscope explain URL {rid}        # while it waited", *_wrapped(run.live), ""] if run.live else []
+    told = said("explain", str(run.journal), rid).splitlines()
+    pieces = [number for number, line in enumerate(told) if _PIECE.search(line)]
+    if len(pieces) > _MOST_PIECES:
+        told[pieces[1] : pieces[-1]] = [f"… {len(pieces) - 2} more chunks"]
+    return [*lines, f"$ admitscope explain JOURNAL {rid}    # afterwards", *_wrapped("\n".join(told))]
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines of at most `_WIDTH`, what follows set in below the words of the first."""
     lines = []
-    if run.live:
-        lines += [f"$ admitscope explain URL {rid}        # while it waited", *run.live.splitlines(), ""]
-    return [
-        *lines,
-        f"$ admitscope explain JOURNAL {rid}    # afterwards",
-        *said("explain", str(run.journal), rid).splitlines(),
-    ]
+    for line in text.splitlines():
+        stamp = _STAMP.match(line)
+        indent = " " * (stamp.end() if stamp else 2)
+        lines += textwrap.wrap(line, _WIDTH, subsequent_indent=indent, drop_whitespace=True) or [""]
+    return lines
 
 
 # -- before and after ----------------------------------------------------------------------------------------------
 
 
-def _table(incident: Incident, before: Run, after: Run) -> dict[str, tuple[float, float]]:
+def _table(before: Run, after: Run) -> dict[str, tuple[float, float]]:
     rows: dict[str, tuple[float, float]] = {}
     for kind in dict.fromkeys(client.kind for client in before.clients.values()):
         for q in (0.5, 0.99):
@@ -179,7 +196,7 @@ def _most_waiting(run: Run) -> float:
     return max(value + more for (_, value), (_, more) in zip(waiting, back, strict=True))
 
 
-def _cure(incident: Incident, table: Mapping[str, tuple[float, float]]) -> list[str]:
+def _cured(incident: Incident, table: Mapping[str, tuple[float, float]]) -> list[str]:
     defaults = {flag: incident.flags.get(flag, "default") for flag in incident.cure}
     lines = [f"--{flag} {value}    (was: {defaults[flag]})" for flag, value in incident.cure.items()]
     width = max(map(len, table))

@@ -5,27 +5,28 @@ A block is `<!-- NAME STAGE -->`, a fence with the lines, `<!-- end -->`. Nothin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from bench.incidents.diagnosis import STAGES, Diagnosis
 
+_END: Final = "<!-- end -->"
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "debugging.md"
 IMAGES: Final = ROOT / "docs" / "img"
 
 
 def with_blocks(text: str, name: str, stages: Mapping[str, Sequence[str]]) -> str:
-    """`text` with the blocks of incident `name` as its run printed them. Raises LookupError when a marker is missing."""
+    """`text` with the blocks of `name` as its run printed them. Raises LookupError where a marker is missing."""
     for stage in STAGES:
         marker = f"<!-- {name} {stage} -->"
-        block = "\n".join([marker, "```text", *stages[stage], "```", "<!-- end -->"])
-        pattern = re.compile(re.escape(marker) + r"\n.*?<!-- end -->", re.DOTALL)
-        if len(pattern.findall(text)) != 1:
-            raise LookupError(f"docs/debugging.md has not exactly one block {marker}")
-        text = pattern.sub(lambda _, block=block: block, text)
+        block = "\n".join([marker, "```text", *stages[stage], "```", _END])
+        before, found, rest = text.partition(marker + "\n")
+        _, closed, after = rest.partition(_END)
+        if not found or not closed or marker in after:
+            raise LookupError(f"docs/debugging.md has not exactly one block {marker} … {_END}")
+        text = before + block + after
     return text
 
 

@@ -34,13 +34,19 @@ def drawn(told: Diagnosis) -> str:
     end_s = max(t_s for panel in panels for t_s, _ in (*panel.before, *panel.after))
     height = TOP + len(panels) * (PANEL_HEIGHT + GAP) - GAP + BOTTOM
     title = f"{told.incident.title}: before and after the cure"
-    out = [
+    head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="12" fill="{_GREY}">',
+        f'font-family="system-ui, sans-serif" font-size="12" fill="{_GREY}">'
+    )
+    legend = (
+        f'<text x="{WIDTH - RIGHT}" y="20" text-anchor="end"><tspan fill="{_BEFORE}">before</tspan> '
+        f'<tspan fill="{_AFTER}">after the cure</tspan></text>'
+    )
+    out = [
+        head,
         f"<title>{escape(title)}</title>",
         f'<text x="{LEFT}" y="20" font-size="14">{escape(told.incident.title)}</text>',
-        f'<text x="{WIDTH - RIGHT}" y="20" text-anchor="end"><tspan fill="{_BEFORE}">before</tspan> '
-        f'<tspan fill="{_AFTER}">after the cure</tspan></text>',
+        legend,
     ]
     for number, panel in enumerate(panels):
         out += _panel(panel, TOP + number * (PANEL_HEIGHT + GAP), end_s)

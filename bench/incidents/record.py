@@ -34,11 +34,12 @@ def passes(journal: Path) -> Iterable[Pass]:
 def words(found: Pass, capacity: int) -> list[str]:
     """The pass as a table, and what the step was left with."""
     planned = found.planned
-    out = [
+    first = (
         f"step {planned.step}, {planned.kind}: {len(planned.prefills)} prompt(s), {len(planned.decodes)} decode rows; "
         f"{planned.num_waiting} waiting; new_token_ratio {planned.new_token_ratio:.3f}, "
         f"promised {amount(round(planned.promised_tokens))} tokens"
-    ]
+    )
+    out = [first]
     free, private, protected, evictable = planned.pages
     out.append(f"pages of {capacity}: free {free}, private {private}, protected {protected}, evictable {evictable}")
     if planned.pass_end is not None:
@@ -47,11 +48,11 @@ def words(found: Pass, capacity: int) -> list[str]:
             f"pass ended{at} by {planned.pass_end.stopped_by} ({planned.pass_end.stop}); "
             f"{planned.pass_end.not_considered} not considered"
         )
-    for victim in planned.retractions:
-        out.append(
-            f"retracted {victim.rid} ({victim.cause}): {victim.output_len} output tokens kept, "
-            f"K/V of {victim.lost_tokens} tokens lost"
-        )
+    out += [
+        f"retracted {victim.rid} ({victim.cause}): {victim.output_len} output tokens kept, K/V of "
+        f"{victim.lost_tokens} tokens lost"
+        for victim in planned.retractions
+    ]
     for decision in found.decisions[:_FEW]:
         out += _decision(decision)
     if len(found.decisions) > _FEW:
@@ -62,11 +63,11 @@ def words(found: Pass, capacity: int) -> list[str]:
 def _decision(one: AdmissionDecidedRecord) -> list[str]:
     test = "" if one.need is None or one.have is None else f"  need {amount(one.need)}, have {amount(one.have)}"
     chunk = "off" if one.rem_chunk_before is None else f"{one.rem_chunk_before:,} → {one.rem_chunk_after:,}"
+    left = f"{amount(round(one.remaining_total_before))} → {amount(round(one.remaining_total_after))}"
+    now = f"{one.remaining_current_before:,} → {one.remaining_current_after:,}"
+    given = f"extend {one.selected_extend:,} of {one.candidate_extend:,} after prefix {one.prefix_len:,}"
     return [
         f"{one.order}  {one.rid}  {one.reason}{test}",
-        f"     extend {one.selected_extend:,} of {one.candidate_extend:,} after prefix {one.prefix_len:,}, "
-        f"reserved_new_tokens {one.reserved_new_tokens:,}",
-        f"     rem_chunk {chunk}, remaining_total {amount(round(one.remaining_total_before))} → "
-        f"{amount(round(one.remaining_total_after))}, remaining_current {one.remaining_current_before:,} → "
-        f"{one.remaining_current_after:,}",
+        f"     {given}, reserved_new_tokens {one.reserved_new_tokens:,}",
+        f"     rem_chunk {chunk}, remaining_total {left}, remaining_current {now}",
     ]

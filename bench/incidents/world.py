@@ -213,7 +213,7 @@ class World:
             queue.flush(30)
 
     def _scrape(self, client: httpx.Client) -> None:
-        """Read `/metrics` while the engine stands; no listener is behind then, so nothing is lost and times are true."""
+        """Read `/metrics` while the engine stands and no listener is behind: nothing is lost, times are true."""
         self._catch_up()
         self.listeners.checking.checker.audit(self.engine.snapshot())
         self._scrapes.append((self.now_s, Scrape(client.get("/metrics").raise_for_status().text)))

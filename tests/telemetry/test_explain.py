@@ -188,6 +188,21 @@ def test_overtakers_and_those_ahead_are_told_apart(tmp_path: Path, simulated: An
     assert f"Passed over by {wait.overtaken_by[0]}" in text
 
 
+def test_who_got_the_slice_that_it_waited_for_is_named(tmp_path: Path, simulated: Any) -> None:
+    """The refusals name only those that were refused; the prompt that takes every slice is none of them."""
+    run = simulated(tmp_path / "run.jsonl", 3, policy=Policy.FCFS)
+    run.add("long", tuple(range(500)), 4)
+    run.add("short", tuple(range(40, 100)), 4)
+    run.play(0)
+    story = explain(tmp_path / "run.jsonl", "short")
+    [wait] = story.life.waits
+    pieces = explain(tmp_path / "run.jsonl", "long").life.chunks
+    before = [piece.extend_len for piece in pieces if piece.step < wait.to_step]
+    assert len(before) > 1
+    assert [(share.rid, share.tokens) for share in wait.slices_taken] == [("long", sum(before))]
+    assert f"computed prompts of long ({sum(before)} tokens)" in story.text()
+
+
 def test_json_holds_facts_and_sentences(runs: list[tuple[Path, list[Any]]]) -> None:
     path, events = runs[1]
     story = explain(path, rids_of(events)[3])
@@ -221,7 +236,9 @@ def test_time_before_the_queue_is_told_when_it_is_long() -> None:
     assert "TTFT 1.327 s: 1.324 s (100 %) before the queue, until the engine took it in, 3.4 ms (0 %) in the" in line
     assert "before the queue" not in explain(JOURNAL, "r0").text()
     lost = early.model_copy(update={"waits": ()})
-    assert not any("before the queue" in sentence.text for sentence in told(lost)), "nor when its entry is not on record"
+    assert not any("before the queue" in sentence.text for sentence in told(lost)), (
+        "nor when its entry is not on record"
+    )
 
 
 def test_every_reason_has_words() -> None:
