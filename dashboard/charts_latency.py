@@ -5,7 +5,7 @@ As in `charts`, a specification depends on the palette only: limits and objectiv
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import altair as alt
 import pandas as pd
@@ -23,9 +23,9 @@ def _cause_scale(colours: Palette) -> alt.Scale:
     return alt.Scale(domain=list(CAUSES), range=[cause_colour(colours, cause) for cause in CAUSES])
 
 
-def _axis(colours: Palette, **options: object) -> alt.Axis:
-    given = {"gridColor": colours.line, "domain": False, "ticks": False, "titleFontWeight": "normal", **options}
-    return alt.Axis(titleColor=colours.muted, **given)
+def _axis(colours: Palette, **options: Any) -> alt.Axis:
+    given: dict[str, Any] = {"gridColor": colours.line, "domain": False, "ticks": False, **options}
+    return alt.Axis(titleColor=colours.muted, titleFontWeight="normal", **given)
 
 
 def stack_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 260) -> alt.Chart:

@@ -1,51 +1,71 @@
-"""The view "Requests": live and finished ones, and the story of one."""
+"""The view "Requests": many requests as lanes, live and finished ones as a list, and the story of one."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from dashboard import formats as f
-from dashboard import frames, tables
+from dashboard import frames, frames_lanes, tables
 from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views.parts import choice, request_story, waiting_for_engine
-from dashboard.words import mark
+from dashboard.views.parts import choice, waiting_for_engine
+from dashboard.views.story import full_story, lane_picture
+from dashboard.words import mark, t
+from telemetry.observe import EngineStatus, LanesAnswer, RequestsAnswer
 
 _LISTS = {"finished": mark("Finished"), "live": mark("Live")}
+_COUNTS = {"20": "20", "10": "10", "40": "40", "80": "80"}
 
 
 def show(viewer: Viewer, look: Look) -> None:
-    """The list, from which a request is picked by a click or by its id, and the picked request in full."""
+    """The picked request in full, or the lanes of many; below both the list from which one is picked."""
     if look.requests is None or look.status is None:
         waiting_for_engine(viewer, look.error)
         return
+    rid = viewer.picked_request
+    if rid is not None:
+        full_story(viewer, rid)
+    elif look.lanes is not None and look.lanes.lanes:
+        _lanes(viewer, look.lanes)
+    _list(viewer, look.requests, look.status)
+
+
+def _lanes(viewer: Viewer, told: LanesAnswer) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.subheader("Requests", anchor=False, width="content")
+        st.subheader(t("Requests over time"), anchor=False, width="content")
+        with st.container(horizontal=True, width="content", vertical_alignment="center"):
+            by = choice(viewer, "lanes", frames_lanes.ORDERS, label=mark("Which requests"))
+            count = choice(viewer, "n", _COUNTS, label=mark("How many requests"))
+    lanes = frames_lanes.chosen_lanes(told.lanes, int(count), by)
+    note = t(
+        "{n} of {total} requests that the engine remembers, in order of arrival. Click a lane for its story.",
+        n=f.count(len(lanes)),
+        total=f.count(told.total),
+    )
+    lane_picture(viewer, lanes, key="lanes_of_requests", note=note)
+
+
+def _list(viewer: Viewer, requests: RequestsAnswer, status: EngineStatus) -> None:
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.subheader(t("Requests"), anchor=False, width="content")
         which = choice(viewer, "list", _LISTS, label=mark("List"))
     is_live = which == "live"
-    rows = look.requests.live if is_live else look.requests.finished
-    total = sum(look.status.requests.values()) if is_live else sum(look.status.requests_finished.values())
-    what = "live, in order of arrival" if is_live else "finished, newest first"
-    rid = viewer.picked_request
+    rows = requests.live if is_live else requests.finished
+    total = max(sum((status.requests if is_live else status.requests_finished).values()), len(rows))
+    what = (
+        t("{n} of {total} live, in order of arrival", n=f.count(len(rows)), total=f.count(total))
+        if is_live
+        else t("{n} of {total} finished, newest first", n=f.count(len(rows)), total=f.count(total))
+    )
     live_table(
-        tables.requests_table(
-            frames.requests_frame(rows),
-            viewer.colours,
-            note=f"{f.count(len(rows))} of {f.count(max(total, len(rows)))} {what}",
-            live=is_live,
-        ),
+        tables.requests_table(frames.requests_frame(rows), viewer.colours, note=what, live=is_live),
         viewer.colours,
         key=f"requests_{which}",
-        height=440 if rid is None else 220,
-        selected=rid,
+        height=330,
+        selected=viewer.picked_request,
         on_pick=viewer.pick_request,
         hold=True,
     )
-    if rid is None:
-        st.caption(
-            "Click a request, or type its id and press Enter: its story says in plain words why it waited, was late, "
-            "or ended."
-        )
-        return
-    request_story(viewer, rid, full=True)
+    if viewer.picked_request is None:
+        st.caption(t("Click a request, or type its id and press Enter, to read why it waited, was late, or ended."))
