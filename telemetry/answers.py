@@ -11,7 +11,7 @@ from telemetry.answers_pass import decision, ledgers, limits
 from telemetry.answers_timeline import KEPT_GAPS, timeline
 from telemetry.blockers import ENGINE_BUSY, ORDER
 from telemetry.latency_ring import SLOT_NS, quantile
-from telemetry.live_explain import sentences
+from telemetry.live_explain import SliceGiven, sentences
 from telemetry.metric_catalog import LiveState
 from telemetry.observe import (
     BLOCKERS,
@@ -241,4 +241,12 @@ def explain(model: ReadModel, head: Head, rid: str) -> Explanation | None:
     if detail is None:
         return None
     before = model.tracker.queue.in_order()[: detail.queue.position] if detail.queue is not None else ()
-    return Explanation(**_head(head), rid=rid, sentences=sentences(detail, tuple(each.rid for each in before)))
+    ahead = tuple(each.rid for each in before)
+    return Explanation(**_head(head), rid=rid, sentences=sentences(detail, ahead, _slices(model)))
+
+
+def _slices(model: ReadModel) -> tuple[SliceGiven, ...]:
+    """What the last pass computed of prompts."""
+    decisions = model.steps[-1].decisions if model.steps else ()
+    given = (SliceGiven(one.rid, one.selected_extend, one.candidate_extend) for one in decisions)
+    return tuple(one for one in given if one.tokens)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from telemetry.explain_words import amount, span, times
-from telemetry.observe import DecisionRow, QueueEntry, RequestDetail, Timeline
+from telemetry.observe import DecisionRow, QueueEntry, RequestDetail, Timeline, WaitSpan
 
 #: What each blocker means to somebody who waits.
 _MEANING: Final = {
@@ -44,10 +45,26 @@ _REMEDY: Final = {
     "prefill_max": "The next step takes as many prompts again, or more with a larger prefill_max_requests.",
 }
 _AHEAD_SHOWN: Final = 3
+#: Refusals behind which others got the step's prefill budget: who, is the question.
+_BUDGET_SPENT: Final = frozenset({"chunk_exhausted", "chunk_below_page", "chunk_slot_taken", "compute_exhausted"})
 
 
-def sentences(detail: RequestDetail, ahead: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """A life in order of time; the present state last. `ahead`: who is before it in the queue, from the head."""
+class SliceGiven(NamedTuple):
+    """What one prompt got of the last pass: tokens, of those that it lacked."""
+
+    rid: str
+    tokens: int
+    lacked: int
+
+
+def sentences(
+    detail: RequestDetail, ahead: tuple[str, ...] = (), slices: tuple[SliceGiven, ...] = ()
+) -> tuple[str, ...]:
+    """A life in order of time; the present state last.
+
+    ahead   who is before it in the queue, from the head
+    slices  what the last pass computed instead
+    """
     request, timeline = detail.request, detail.timeline
     size = f"a prompt of {request.prompt_len} tokens, asking for at most {request.max_new_tokens} new ones"
     lines = [f"Request {request.rid} arrived with {size}."]
@@ -56,14 +73,14 @@ def sentences(detail: RequestDetail, ahead: tuple[str, ...] = ()) -> tuple[str, 
     if timeline.first_token_ns is not None:
         lines.append(_first_token(timeline))
     if request.retractions:
-        lines.append(f"It was pushed back to the queue {request.retractions} time(s) while running.")
+        lines.append(f"It was pushed back to the queue {times(request.retractions, 'time')} while running.")
     if request.outputs > 1 and request.tbt_p50_s is not None and request.tbt_max_s is not None:
         lines.append(
             f"{request.outputs} tokens so far; the gap between two was {_span(request.tbt_p50_s)} in the median, "
             f"{_span(request.tbt_max_s)} at worst."
         )
     if detail.queue is not None:
-        lines += _now(detail.queue, timeline, ahead)
+        lines += _now(detail.queue, timeline, ahead, slices)
     elif request.finish is not None and request.duration_s is not None:
         lines.append(f"It ended after {_span(request.duration_s)} with {request.outputs} tokens: {request.finish}.")
     return tuple(lines)
@@ -71,7 +88,7 @@ def sentences(detail: RequestDetail, ahead: tuple[str, ...] = ()) -> tuple[str, 
 
 def _waits(timeline: Timeline) -> list[str]:
     """One sentence per stretch of waiting, the longest eight, in order of time."""
-    longest = sorted(timeline.waits, key=lambda one: one.start_ns - one.end_ns)[:8]
+    longest = sorted(_joined(timeline.waits), key=lambda one: one.start_ns - one.end_ns)[:8]
     lines = []
     for stretch in sorted(longest, key=lambda one: one.start_ns):
         took = (stretch.end_ns - stretch.start_ns) / 1e9
@@ -85,6 +102,19 @@ def _waits(timeline: Timeline) -> list[str]:
         over = f", over {times(stretch.passes, 'pass', 'passes')}" if stretch.passes else ""
         lines.append(f"It waited {_span(took)}{over}, because {why}.")
     return lines
+
+
+def _joined(waits: Sequence[WaitSpan]) -> list[WaitSpan]:
+    """Neighbours that would be told in the same words as one: a blocker may go on under another reason."""
+    out: list[WaitSpan] = []
+    for stretch in waits:
+        last = out[-1] if out else None
+        if last is not None and last.blocker == stretch.blocker != "order" and last.end_ns == stretch.start_ns:
+            together = {"end_ns": stretch.end_ns, "passes": last.passes + stretch.passes}
+            out[-1] = last.model_copy(update=together)
+        else:
+            out.append(stretch)
+    return out
 
 
 def _decision(decision: DecisionRow) -> str:
@@ -106,7 +136,7 @@ def _first_token(timeline: Timeline) -> str:
     return f"Its first token came after {_span((until or 0) / 1e9)}: {parts}."
 
 
-def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...]) -> list[str]:
+def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: tuple[SliceGiven, ...]) -> list[str]:
     """Where it waits, since when, for what, need and have, who is ahead, and what would have to change."""
     line = f"It is waiting now, at place {entry.position}, for {_span(entry.age_s)}: {_MEANING[entry.blocker]}"
     if entry.blocker == "order" and entry.reason is not None:
@@ -117,11 +147,16 @@ def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...]) -> list[
         if entry.need > entry.have:
             line += f", {amount(entry.need - entry.have)} too few"
     lines = [line + "."]
-    if timeline.waits and timeline.waits[-1].blocker == entry.blocker:
-        stretch = timeline.waits[-1]
+    joined = _joined(timeline.waits)
+    if joined and joined[-1].blocker == entry.blocker:
+        stretch = joined[-1]
         held = _span((stretch.end_ns - stretch.start_ns) / 1e9)
         over = f", over {times(stretch.passes, 'pass', 'passes')}" if stretch.passes else ""
         lines.append(f"That has held it for {held}{over}.")
+    if entry.reason in _BUDGET_SPENT and slices:
+        given = ", ".join(f"{one.rid} {one.tokens:,} of the {one.lacked:,} tokens it lacked" for one in slices[:3])
+        more = f" and {len(slices) - 3} more" if len(slices) > 3 else ""
+        lines.append(f"The last pass gave {given}{more}.")
     if ahead:
         more = f" and {len(ahead) - _AHEAD_SHOWN} more" if len(ahead) > _AHEAD_SHOWN else ""
         lines.append(f"Ahead of it: {', '.join(ahead[:_AHEAD_SHOWN])}{more}.")

@@ -298,6 +298,20 @@ def test_one_request_is_told_in_full_and_in_sentences() -> None:
     assert "It ended after" in after.sentences[-1]
 
 
+def test_a_waiter_is_told_who_got_the_slice() -> None:
+    """The refusal names only who was refused, and a prompt that takes every slice does not wait."""
+    watched = Watched(engine_config(num_pages=100, page_size=4, chunked_prefill_size=16, schedule_policy="fcfs"))
+    watched.run.add("long", 80, 4)
+    watched.run.timed_step()
+    watched.run.add("short", 8, 4)
+    for _ in range(2):
+        watched.run.timed_step()
+    watched.tick()
+    told = watched.model.explain("short")
+    assert told is not None
+    assert "The last pass gave long 16 of the 48 tokens it lacked." in told.sentences
+
+
 def test_while_the_sequence_number_stays_the_answers_stay() -> None:
     watched = Watched()
     before = watched.model.status()
