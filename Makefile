@@ -91,6 +91,11 @@ bench-serve: $(STAMP)  ## W1 to W5 over HTTP against a server of its own (ARGS="
 bench-overhead: $(STAMP)  ## what watching costs: everything on against everything off
 	$(BIN)/python -m bench.overhead $(ARGS)
 
+.PHONY: incident
+NAME ?= all
+incident: $(STAMP)  ## an incident, made, diagnosed and cured: docs/debugging.md (NAME=starvation; all by default)
+	$(BIN)/python -m bench.incidents $(NAME) $(ARGS)
+
 .PHONY: bench-scrape
 bench-scrape: $(STAMP)  ## how long a scrape of /metrics holds up the engine thread
 	$(BIN)/python -m bench.scrape $(ARGS)
