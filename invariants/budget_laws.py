@@ -261,14 +261,13 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
 
 def next_ratio(books: Shadow, event: StepPlanned) -> float:
     """new_token_ratio after this step, rule book section 6."""
-    scheduler = books.config.scheduler
     if event.kind is IDLE_STEP:
-        return books.ratio if books.requests else scheduler.initial_new_token_ratio
+        return books.ratio if books.requests else books.first_ratio
     if event.retractions:
         stay = list(books.running.values())
         outputs = sum(request.outputs for request in stay)
         promised = sum(request.max_new for request in stay)
         return min(1.0, (outputs + 20 * len(stay)) / (promised + 1))
     if event.kind is DECODE_STEP:
-        return max(books.ratio - scheduler.new_token_ratio_decay, scheduler.min_new_token_ratio)
+        return max(books.ratio - books.ratio_decay, books.least_ratio)
     return books.ratio

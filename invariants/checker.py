@@ -96,10 +96,10 @@ class InvariantChecker:
         try:
             self._evidence.append(event)
             handle = self._handlers.get(type(event))
-            if handle is None:
+            if handle is None or last is None:
                 self._on_first(event)
                 return
-            if last is not None and (event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns):
+            if event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns:
                 step_laws.on_order(last, event, self.report)
             handle(event)
         except InvariantViolation:

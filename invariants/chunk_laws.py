@@ -143,14 +143,16 @@ def _row(request: ShadowRequest, row: PrefillRow, report: Report) -> None:
 
 
 def _sampling(event: StepPlanned, report: Report) -> None:
-    sampling = set(event.sampling)
+    # The decodes are as many as run, so they are searched only for who is not among the finished prompts.
+    finished = event.sampling[: max(len(event.sampling) - len(event.decodes), 0)]
     for row in event.prefills:
-        if row.is_last != (row.rid in sampling):
+        rid = row.rid
+        if row.is_last != (rid in finished or rid in event.sampling):
             what = "last" if row.is_last else "middle"
             report(
                 "INV-CHUNK-03",
                 f"{'one sampled row' if row.is_last else 'no sampled row'} for a {what} piece",
-                f"sampled: {row.rid in sampling}",
+                f"sampled: {rid in event.sampling}",
                 rid=row.rid,
             )
 
@@ -188,9 +190,8 @@ def on_completed(books: Shadow, plan: StepPlanned, event: StepCompleted, report:
     """What the pieces of the applied step left behind."""
     if event.failed:
         return
-    sampled = {row.rid for row in event.rows}
     for row in plan.prefills:
-        if not row.is_last and row.rid in sampled:
+        if not row.is_last and any(done.rid == row.rid for done in event.rows):
             report("INV-CHUNK-03", "no output of a middle piece", "a row in the outcome", rid=row.rid)
         request = books.requests.get(row.rid)
         if request is None:  # ended in this step

@@ -43,6 +43,10 @@ def finish_reason(cause: Cause) -> str:
     return (FinishReason.LENGTH if cause is Cause.KV_POOL_EXHAUSTED else FinishReason.REFUSED).value
 
 
+#: The same for every cause; looked up at each end.
+_REASON_OF: Final = {cause: finish_reason(cause) for cause in Cause}
+
+
 class MeterBooks:
     """Totals of one engine life.
 
@@ -92,8 +96,8 @@ class MeterBooks:
         elif event.target is FINISHED:
             self.ended += 1
             self.many_tokens += event.output_len > 1
-            self._add("requests_finished_total", finish_reason(event.cause))
-            self._add("request_ends_total", event.cause.value)
+            self._add("requests_finished_total", _REASON_OF[event.cause])
+            self._add("request_ends_total", event.cause)
 
     def on_plan(self, books: Shadow, event: StepPlanned) -> None:
         """What a plan does, and what it left in its ledgers."""

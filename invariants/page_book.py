@@ -7,6 +7,7 @@ ids follow each other; those are compared and written as bytes, whatever their n
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 from operator import mul
 from struct import Struct
 from typing import Final, NamedTuple
@@ -22,6 +23,10 @@ NO_OWNER: Final = -1
 OTHER_KIND, KEEPS, CHANGES = 0, 1, 2
 
 _FIRST_ID: Final = Struct("<I").unpack_from
+#: Up to so many pages are followed one by one, which is quicker than numpy; beyond it together.
+FEW: Final = 32
+#: Number of pages -> how to unpack them, unsigned: an id below 0 is far beyond the pool.
+_UNPACK: Final = tuple(Struct(f"<{count}I").unpack for count in range(FEW + 1))
 _WIDTH: Final = 8
 #: Groups of rows that grew in one step and are remembered.
 KEPT_ROWS: Final = 64
@@ -42,12 +47,14 @@ _FREE_PACKED: Final = packed(FREE_TAG)
 
 
 class _Growth(NamedTuple):
-    """Rows that one claim serves: as a set, the packed tags of its pages, and where to count how many pages each."""
+    """Rows that one claim of many pages serves: as a set, the packed tags of its pages, and the pages of every row.
+
+    amounts  int64 [num_rows]
+    """
 
     rows: frozenset[int]
     fill: bytes
-    places: NDArray[np.intp]
-    amounts: NDArray[np.intp] | int
+    amounts: NDArray[np.int64]
 
 
 class PageBook:
@@ -65,6 +72,7 @@ class PageBook:
         "_odd_rows",
         "_private",
         "_private_view",
+        "_row_of",
         "_view",
         "counts",
         "num_pages",
@@ -88,6 +96,7 @@ class PageBook:
         self._claimed: list[bytes] = []
         #: Packed rows of claims that served several -> what there is to write.
         self._growths: dict[bytes, _Growth] = {}
+        self._row_of = {f"r:{row}": row for row in range(num_rows)}
 
     def private_pages(self, row: int) -> int:
         """Private pages of a row."""
@@ -136,6 +145,12 @@ class PageBook:
             if self._bytes[start:end] != packed(before) * count:
                 return None
             self._bytes[start:end] = packed(tag) * count
+        elif count <= FEW:
+            ids = self._few(pages, count, before)
+            if ids is None:
+                return None
+            for page in ids:
+                view[page] = tag
         else:
             at = self._distinct(pages, before)
             if at is None:
@@ -149,39 +164,47 @@ class PageBook:
 
         None, and nothing is changed, when anything is odd: the claims are then to be judged one by one.
         """
-        rows = [int(label[2:]) for label in labels if label[:2] == "r:" and label[2:].isdigit()]
-        if len(rows) != len(labels) or len(set(rows)) < len(rows) or max(rows) >= self.num_rows:
+        row_of = self._row_of
+        rows = [row_of[label] for label in labels if label in row_of]
+        if len(rows) != len(labels) or len(set(rows)) < len(rows):
             return None
         joined, sizes = b"".join(pieces), [len(pages) // 4 for pages in pieces]
         if 0 in sizes or len(joined) != 4 * sum(sizes):
             return None
+        if len(joined) <= 4 * FEW:
+            each = [row for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
+            return rows if self._take_few(joined, each) else None
         tags = [packed(tag_of(PRIVATE, row)) for row in rows]
         if not self._take_free(joined, b"".join(map(mul, tags, sizes))):
             return None
-        self._private[rows] += sizes
+        for row, size in zip(rows, sizes, strict=True):
+            self._private_view[row] += size
         return rows
 
-    def follow_growth(self, pages: bytes, owners: bytes) -> frozenset[int] | None:
+    def follow_growth(self, pages: bytes, owners: bytes) -> Collection[int] | None:
         """Free pages go to rows: packed int32 page ids, and the row of each. Returns the rows.
 
         None, and nothing is changed, when anything is odd: `judge` then says what.
         """
-        growth = self._growths.get(owners) or self._growth_of(owners)
-        if growth is None or len(pages) != len(owners) or not self._take_free(pages, growth.fill):
+        if not owners or len(pages) != len(owners) or len(owners) % 4:
             return None
-        self._private[growth.places] += growth.amounts
+        count = len(owners) // 4
+        if count <= FEW:
+            rows = _UNPACK[count](owners)
+            return rows if max(rows) < self.num_rows and self._take_few(pages, rows) else None
+        growth = self._growths.get(owners) or self._growth_of(owners)
+        if growth is None or not self._take_free(pages, growth.fill):
+            return None
+        self._private += growth.amounts
         return growth.rows
 
     def _growth_of(self, owners: bytes) -> _Growth | None:
         """What decode steps name again and again, every `page_size` steps; None when there is no such row."""
-        if not owners or len(owners) % 4:
-            return None
         rows = np.frombuffer(owners, dtype="<i4").astype(np.int64)
         if rows.min() < 0 or rows.max() >= self.num_rows:
             return None
-        places, sizes = np.unique(rows, return_counts=True)
-        fill = (rows << 2 | PRIVATE).tobytes()
-        growth = _Growth(frozenset(places.tolist()), fill, places, 1 if len(places) == len(rows) else sizes)
+        amounts = np.bincount(rows, minlength=self.num_rows)
+        growth = _Growth(frozenset(rows.tolist()), (rows << 2 | PRIVATE).tobytes(), amounts)
         if len(self._growths) >= KEPT_ROWS:
             self._growths.clear()
         self._growths[owners] = growth
@@ -205,6 +228,32 @@ class PageBook:
         self.counts[PRIVATE] += count
         self._claimed.append(pages)
         return True
+
+    def _take_few(self, pages: bytes, rows: Sequence[int]) -> bool:
+        """Give at most FEW free pages, packed int32, to the row of each. False, and nothing is changed, if one is not
+        free."""
+        ids = self._few(pages, len(rows), FREE_TAG)
+        if ids is None:
+            return False
+        view, private = self._view, self._private_view
+        for page, row in zip(ids, rows, strict=True):
+            view[page] = row << 2 | PRIVATE
+            private[row] += 1
+        self.counts[FREE] -= len(ids)
+        self.counts[PRIVATE] += len(ids)
+        self._claimed.append(pages)
+        return True
+
+    def _few(self, pages: bytes, count: int, tag: int) -> tuple[int, ...] | None:
+        """Ids of at most FEW `pages` if all of them have this tag and none is named twice, else None."""
+        ids, view = _UNPACK[count](pages), self._view
+        try:
+            for page in ids:
+                if view[page] != tag:
+                    return None
+        except IndexError:
+            return None
+        return ids if len(set(ids)) == count else None
 
     def _distinct(self, pages: bytes, tag: int) -> NDArray[np.intp] | None:
         """Indices of `pages` if all of them have this tag and none is named twice, else None."""

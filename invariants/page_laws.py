@@ -7,7 +7,6 @@ page by page. Claims of a commit, of which admissions have one for each row, are
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -64,17 +63,18 @@ _PREFIX: Final = {FREE: "", PRIVATE: "r:", PROTECTED: "n:", EVICTABLE: "n:"}
 
 def on_claims(books: Shadow, claims: list[PagesMoved], report: Callable[[PagesMoved], Report]) -> None:
     """Claims of one commit. `report(claim)` reports about that claim, not about the event at hand."""
-    for is_shared, run in groupby(claims, key=_is_shared):
-        if not is_shared:
-            _on_labelled(books, list(run), report)
+    labelled: list[PagesMoved] = []
+    for claim in claims:
+        if not claim.owners:
+            labelled.append(claim)
             continue
-        for claim in run:
-            if not follow_growth(books, claim):
-                on_pages(books, claim, report(claim))
-
-
-def _is_shared(claim: PagesMoved) -> bool:
-    return len(claim.owners) > 0
+        if labelled:
+            _on_labelled(books, labelled, report)
+            labelled = []
+        if not follow_growth(books, claim):
+            on_pages(books, claim, report(claim))
+    if labelled:
+        _on_labelled(books, labelled, report)
 
 
 def follow_growth(books: Shadow, claim: PagesMoved) -> bool:
@@ -84,7 +84,7 @@ def follow_growth(books: Shadow, claim: PagesMoved) -> bool:
     rows = books.pool.follow_growth(claim.pages, claim.owners)
     if rows is None:
         return False
-    books.claimed_rows |= rows
+    books.claimed_rows.update(rows)
     return True
 
 
@@ -101,8 +101,9 @@ def _on_labelled(books: Shadow, claims: list[PagesMoved], report: Callable[[Page
 
 def follow_claims(books: Shadow, claims: list[PagesMoved]) -> bool:
     """Follow claims together. False, and nothing is followed, when any is odd: then `on_pages` judges each."""
-    if {claim.source for claim in claims} != {"free"} or {claim.target for claim in claims} != {"private"}:
-        return False
+    for claim in claims:
+        if claim.source != "free" or claim.target != "private":
+            return False
     rows = books.pool.follow_claims(tuple([claim.owner for claim in claims]), [claim.pages for claim in claims])
     if rows is None:
         return False

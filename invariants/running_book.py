@@ -92,17 +92,23 @@ class Running(Mapping[str, ShadowRequest]):
     plain_growth  tokens that they may still add, as far as they are promised: those that end at EOS
     eos_growth    the same of those that ignore EOS, whose length is known
     ticks         steps so far that gave every one of them a token
+    named         all of them, in the order in which a plan or an outcome last named them all
+    came, went    who began and who stopped to decode since then
     """
 
     def __init__(self, clip: int) -> None:
         self.clip = clip
         self.ticks = 0
-        self._growth = [0, 0]
+        #: Of those that end at EOS, and of those that ignore it: tokens that they may still add.
+        self.growth = [0, 0]
         #: How many of either kind lose growth with each tick, because less than `clip` is left.
         self._shrinking = [0, 0]
         #: tick -> how many of either kind begin to shrink with it
         self._begins: dict[int, list[int]] = {}
         self._requests: dict[str, ShadowRequest] = {}
+        self.named: tuple[str, ...] = ()
+        self.came: list[str] = []
+        self.went: list[str] = []
         self._order: tuple[str, ...] | None = ()
         #: Outputs, most outputs, prompt lengths and ignore_eos of everybody as of a tick: int64 [running] each.
         self._arrays: tuple[int, NDArray[np.int64]] | None = None
@@ -118,27 +124,41 @@ class Running(Mapping[str, ShadowRequest]):
 
     @property
     def plain_growth(self) -> int:
-        return self._growth[0]
+        return self.growth[0]
 
     @property
     def eos_growth(self) -> int:
-        return self._growth[1]
+        return self.growth[1]
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Their ids, in the order of the last decode step; the same tuple until somebody comes or goes."""
+        """Their ids in the order in which they were last named, then those that came since."""
         if self._order is None:
-            self._order = tuple(self._requests)
+            gone = set(self.went)
+            stay = [rid for rid in self.named if rid not in gone] if gone else self.named
+            self._order = (*stay, *self.came)
         return self._order
 
-    @order.setter
-    def order(self, order: tuple[str, ...]) -> None:
-        """`order` are the running requests, each once."""
-        self._order = order
+    def are(self, order: tuple[str, ...]) -> bool:
+        """Whether `order` names the running requests, each once. If so, it is how they were last named.
+
+        It hardly changes from step to step, and comparing tuples of the same strings is far quicker than sets: the same
+        as before, or with those that came since at the end or, after a mixed step, in front.
+        """
+        now, came = self.order, len(self.came)
+        if order != now and (
+            len(order) != len(now)
+            or (order != (*now[len(now) - came :], *now[: len(now) - came]) and set(order) != set(now))
+        ):
+            return False
+        self.named = self._order = order
+        if self.came or self.went:
+            self.came, self.went = [], []
+        return True
 
     def tick(self) -> None:
         """Everybody got one token."""
-        growth, shrinking = self._growth, self._shrinking
+        growth, shrinking = self.growth, self._shrinking
         begin = self._begins.pop(self.ticks, None)
         if begin is not None:
             shrinking[0] += begin[0]
@@ -163,15 +183,36 @@ class Running(Mapping[str, ShadowRequest]):
 
     def join(self, request: ShadowRequest) -> None:
         """`request` begins to decode."""
+        if request.rid not in self._requests:
+            self.came.append(request.rid)
+            self._order = None
         self._requests[request.rid] = request
-        self._order = None
         self._enter(request)
 
     def leave(self, request: ShadowRequest) -> None:
         """`request` decodes no more; nothing when it did not."""
-        if self._requests.pop(request.rid, None) is not None:
+        rid = request.rid
+        if self._requests.pop(rid, None) is not None:
+            if rid in self.came:
+                self.came.remove(rid)
+            else:
+                self.went.append(rid)
             self._order = None
             self._exit(request)
+
+    def hold_back(self, request: ShadowRequest) -> None:
+        """The last tick was not for `request`, which began to decode after the one before: it stays as it came."""
+        self._arrays = None
+        kind, begins = int(request.ignore_eos), request._shrinks_at
+        request._joined += 1
+        if begins < self.ticks:
+            self.growth[kind] += 1
+            return
+        self._begins[begins][kind] -= 1
+        if self._begins[begins] == [0, 0]:
+            del self._begins[begins]
+        self._begins.setdefault(begins + 1, [0, 0])[kind] += 1
+        request._shrinks_at = begins + 1
 
     def change(self, request: ShadowRequest, outputs: int) -> None:
         """A running request has `outputs` tokens, whatever the ticks say."""
@@ -182,7 +223,7 @@ class Running(Mapping[str, ShadowRequest]):
     def _enter(self, request: ShadowRequest) -> None:
         self._arrays = None
         left, kind = request.max_new - request.outputs, int(request.ignore_eos)
-        self._growth[kind] += min(left, self.clip)
+        self.growth[kind] += min(left, self.clip)
         begins = self.ticks + max(left - self.clip, 0)
         counts = self._begins.get(begins)
         if counts is None:
@@ -194,7 +235,7 @@ class Running(Mapping[str, ShadowRequest]):
         self._arrays = None
         request._outputs, request._group = request.outputs, None
         kind, begins = int(request.ignore_eos), request._shrinks_at
-        self._growth[kind] -= min(request.max_new - request.outputs, self.clip)
+        self.growth[kind] -= min(request.max_new - request.outputs, self.clip)
         if begins < self.ticks:
             self._shrinking[kind] -= 1
             return

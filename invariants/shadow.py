@@ -77,7 +77,9 @@ class Shadow:
         self.running = Running(self.clip)
         self.waiting_tokens = 0
         # -- the step
-        self.ratio = scheduler.initial_new_token_ratio
+        # Properties of the settings, each worked out from the others at every look.
+        self.first_ratio = self.ratio = scheduler.initial_new_token_ratio
+        self.least_ratio, self.ratio_decay = scheduler.min_new_token_ratio, scheduler.new_token_ratio_decay
         self.view = PlanView()
         self.in_commit = False
         self.decisions: list[AdmissionDecided] = []
@@ -103,6 +105,8 @@ class Shadow:
         #: rid -> (request, row it had, seq of the transition, whether it ended): to be found holding nothing
         self.leaving: dict[str, tuple[ShadowRequest, int, int, bool]] = {}
         self.plan: StepPlanned | None = None
+        #: Whether the last plan sampled its finished prompts and all its decodes, in this order.
+        self.is_sampled_as_due = False
         self.last_plan_step = -1
         self.idle_steps = 0
 
@@ -190,7 +194,9 @@ class Shadow:
 
     def add_lock(self, node: int, rid: str, delta: int) -> int:
         """Change one hold; returns the request's holds on this node afterwards (negative shows a fault)."""
-        holds = self.holders.setdefault(node, {})
+        holds = self.holders.get(node)
+        if holds is None:
+            holds = self.holders[node] = {}
         mine = holds.get(rid, 0) + delta
         if mine > 0:
             holds[rid] = mine
@@ -238,10 +244,9 @@ class Shadow:
         view = self.view
         counts = self.pool.counts
         view.free, view.evictable = counts[FREE], counts[EVICTABLE]
-        view.running = len(self.running)
-        view.plain_growth, view.eos_growth = self.running.plain_growth, self.running.eos_growth
-        view.ratio = self.ratio
-        view.continuation = self.continuation()
+        view.running, view.ratio = self.in_state[DECODE], self.ratio
+        view.plain_growth, view.eos_growth = self.running.growth
+        view.continuation = self.continuation() if self.in_state[PREFILL] else None
         if not self.reference:
             view.exact_promise, view.exact_claim = self.exact_future()
         self.locked_pages = self.released_pages = 0

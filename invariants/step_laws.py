@@ -11,8 +11,6 @@ from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
 from invariants.violation import Report
 
-_FIRST: Final = (None, RequestState.WAITING)
-
 
 def on_order(last: AnyEvent | None, event: AnyEvent, report: Report) -> None:
     """Numbers, steps and times of two events in a row."""
@@ -97,16 +95,14 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     due = event.decodes
     if event.prefills:
         due = tuple([row.rid for row in event.prefills if row.is_last]) + due
-    if event.sampling != due:
+    books.is_sampled_as_due = event.sampling == due
+    if not books.is_sampled_as_due:
         report("INV-STEP-01", f"sampling = finished prefills, then decodes: {due}", f"{event.sampling}")
-    # The order hardly changes from step to step, and comparing tuples of the same strings is far quicker than sets.
     running = books.running
-    if event.decodes and running.order != event.decodes:
-        if set(running.order) != set(event.decodes):
-            odd = sorted(set(running.order) ^ set(event.decodes))
+    if event.decodes and not running.are(event.decodes):
+        odd = sorted(set(running.order) ^ set(event.decodes))
+        if odd:
             report("INV-STEP-03", f"all {len(running)} running requests or none", f"not so for {odd[:8]}", rid=odd[0])
-        elif len(running) == len(event.decodes):
-            running.order = event.decodes
     if event.retractions or event.preempted:
         _victims(event, report)
 
@@ -152,11 +148,13 @@ def progress(books: Shadow, event: StepPlanned, limit: int, report: Report) -> N
 
 def _rows(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report) -> None:
     """One row per sampled request, one output per row, and an end for each row that says so."""
-    rids = tuple([row.rid for row in event.rows if row.finish is None])
-    if len(rids) != len(event.rows):  # rows that end
-        rids = tuple([row.rid for row in event.rows])
-        for row in event.rows:
-            request = books.requests.get(row.rid) if row.finish is not None else None
+    rows = event.rows
+    # Whoever ended in this step has not been settled yet; with nobody gone, one look at the rows is enough.
+    rids = () if books.leaving else tuple([row.rid for row in rows if row.finish is None])
+    if len(rids) != len(rows):  # rows that end
+        rids = tuple([row.rid for row in rows])
+        for row in [row for row in rows if row.finish is not None]:
+            request = books.requests.get(row.rid)
             if request is not None:
                 report(
                     "INV-EXIT-01",
@@ -177,17 +175,29 @@ def _rows(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report
     _count_tokens(books, plan, event.step, rids)
 
 
+def _are_all_running(books: Shadow, plan: StepPlanned, rids: tuple[str, ...]) -> bool:
+    """Whether the rows are those of all who run now, and of some who ended: by what changed since the plan named all
+    that ran then. False: they may be all the same, in another order."""
+    running, requests = books.running, books.requests
+    if rids != plan.sampling or not books.is_sampled_as_due or running.named is not plan.decodes:
+        return False
+    completed = {row.rid for row in plan.prefills if row.is_last and row.rid in requests} if plan.prefills else set()
+    return completed == set(running.came) and not any(rid in requests for rid in running.went)
+
+
 def _count_tokens(books: Shadow, plan: StepPlanned, step: int, rids: tuple[str, ...]) -> None:
     """One output per row whose request is alive; a tick when these are exactly the running ones."""
     requests, running = books.requests, books.running
-    if rids != running.order:
+    is_all = _are_all_running(books, plan, rids)
+    if not is_all:
         rids = tuple([rid for rid in rids if rid in requests])
-    if rids == running.order or (len(rids) == len(running) and set(rids) == set(running.order)):
+        is_all = running.are(rids)
+    if is_all:
         running.tick()
         for row in plan.prefills:
             request = running.get(row.rid)
             if request is not None and request.token_step == step:  # its transition to decode told this token
-                request.outputs -= 1
+                running.hold_back(request)
         return
     for rid in rids:
         books.add_output(requests[rid], step)
