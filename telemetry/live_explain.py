@@ -138,7 +138,10 @@ def _first_token(timeline: Timeline) -> str:
 
 def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: tuple[SliceGiven, ...]) -> list[str]:
     """Where it waits, since when, for what, need and have, who is ahead, and what would have to change."""
-    line = f"It is waiting now, at place {entry.position}, for {_span(entry.age_s)}: {_MEANING[entry.blocker]}"
+    # The age of one that was pushed back counts from its arrival: it also ran meanwhile.
+    back = entry.state == "retracted"
+    since = _span(_stay_ns(timeline) / 1e9) + " since it was pushed back" if back else _span(entry.age_s)
+    line = f"It is waiting now, at place {entry.position}, for {since}: {_MEANING[entry.blocker]}"
     if entry.blocker == "order" and entry.reason is not None:
         line += f"; the last pass ended at {entry.who_stopped or 'the queue'} with {entry.reason}"
     if entry.need is not None and entry.have is not None:
@@ -164,6 +167,16 @@ def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: 
         lines.append(f"Later ones were admitted before it {times(entry.times_passed_over, 'time', 'times')}.")
     lines.append(_REMEDY[entry.blocker])
     return lines
+
+
+def _stay_ns(timeline: Timeline) -> int:
+    """How long the present stay in the queue is: its last stretches, one on the other's heels."""
+    start_ns = end_ns = timeline.waits[-1].end_ns if timeline.waits else 0
+    for stretch in reversed(timeline.waits):
+        if stretch.end_ns != start_ns:
+            break
+        start_ns = stretch.start_ns
+    return end_ns - start_ns
 
 
 def _span(seconds: float) -> str:

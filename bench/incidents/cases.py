@@ -196,7 +196,7 @@ INCIDENTS: Final = (
         },
         {f"{_S}clip-max-new-tokens": "4096", f"{_S}max-running-requests": "9"},
         lambda share: _arrivals(3, 5.0, 8 * share, prompt=(300, 500), max_new=600, outputs=(600, 600)),
-        6.0,
+        7.0,
         "retracted",
         _storm,
         "kv_now",

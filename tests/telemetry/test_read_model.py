@@ -312,6 +312,25 @@ def test_a_waiter_is_told_who_got_the_slice() -> None:
     assert "The last pass gave long 16 of the 48 tokens it lacked." in told.sentences
 
 
+def test_who_was_pushed_back_is_told_how_long_it_is_back_not_how_old_it_is() -> None:
+    watched = Watched(engine_config(num_pages=12, page_size=4, schedule_conservativeness=0.05, clip_max_new_tokens=1))
+    for name in ("one", "two"):
+        watched.run.add(name, 8, 30)
+    back: list[QueueEntry] = []
+    while not back:
+        watched.run.timed_step()
+        back = [entry for entry in watched.entries().values() if entry.state == "retracted"]
+    watched.run.timed_step()
+    watched.tick()
+    told, detail = watched.model.explain(back[0].rid), watched.model.request(back[0].rid)
+    assert told is not None
+    assert detail is not None
+    assert detail.queue is not None
+    [now] = [line for line in told.sentences if line.startswith("It is waiting now")]
+    assert "for 2.0 ms since it was pushed back" in now
+    assert detail.queue.age_s > 0.01
+
+
 def test_while_the_sequence_number_stays_the_answers_stay() -> None:
     watched = Watched()
     before = watched.model.status()
