@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views import admission, classroom, kv, latency, now, requests
+from dashboard.views import admission, classroom, kv, latency, now, requests, what_if
 from dashboard.words import mark
 
 
@@ -38,6 +38,6 @@ VIEWS: Final = {
     "latency": View(mark("Latency"), ("breakdown",), latency.show),
     "kv": View(mark("K/V pages"), ("pages",), kv.show),
     # invariants
-    # what_if
+    "what_if": View(mark("What if"), (), what_if.show, "checks"),
     "classroom": View(mark("Classroom"), (), classroom.show, "learn"),
 }

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ _NICENESS: Final = 10
 _GRACE_S: Final = 2.0
 _MOST_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _KEPT_LINES: Final = 20
+_KEPT_ANSWERS: Final = 8
 
 State = Literal["running", "done", "failed", "cancelled"]
 
@@ -181,7 +182,7 @@ class Run:
 
 
 class Door:
-    """Comparisons of one process, one at a time; the last one stays until the next begins.
+    """Comparisons of one process, one at a time; the latest answers are kept.
 
     folder  where the journals of the simulated runs go; a temporary one unless named
     """
@@ -195,6 +196,7 @@ class Door:
         self._memory_mib = memory_mib
         self._lock = threading.Lock()
         self._count = 0
+        self._answers: OrderedDict[Ask, Standing] = OrderedDict()
         self.run: Run | None = None
 
     def start(self, ask: Ask) -> Run:
@@ -202,10 +204,26 @@ class Door:
         with self._lock:
             if self.run is not None and self.run.standing().state == "running":
                 raise Busy("another comparison runs: wait for it, or stop it")
+            self._keep()
             self._count += 1
             folder = self._folder / f"{self._count}"
             self.run = Run(ask, folder, time_limit_s=self._time_limit_s, memory_mib=self._memory_mib)
             return self.run
+
+    def standing(self, ask: Ask) -> Standing | None:
+        """How far this comparison is, or what it said; None when it was not asked for, or is forgotten."""
+        run = self.run
+        if run is not None and run.ask == ask:
+            return run.standing()
+        return self._answers.get(ask)
+
+    def _keep(self) -> None:
+        """The last answer stays when another question begins; of answers the latest few."""
+        if self.run is not None and (said := self.run.standing()).state == "done":
+            self._answers[self.run.ask] = said
+            self._answers.move_to_end(self.run.ask)
+            while len(self._answers) > _KEPT_ANSWERS:
+                self._answers.popitem(last=False)
 
     def close(self) -> None:
         """End what runs."""

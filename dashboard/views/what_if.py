@@ -1,0 +1,305 @@
+"""The view "What if": a recorded run again with other settings, both simulated, compared request by request."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+import streamlit as st
+
+from dashboard import charts_whatif as charts
+from dashboard import formats as f
+from dashboard import frames_whatif as frames
+from dashboard import whatif_form as form
+from dashboard.components import live_table
+from dashboard.feed import Look
+from dashboard.session import Viewer, natural
+from dashboard.views.parts import choice, legend
+from dashboard.whatif_form import OFFERS, Offer
+from dashboard.words import mark, t
+from telemetry.sim.door import Ask, Busy, Door, Standing, is_journal_of
+from telemetry.sim.journal_workload import Recorded
+from telemetry.sim.whatif_result import WhatifResult
+
+#: Requests to compare at most; the first means all.
+_LIMITS: Final = (0, 100, 500, 2000)
+_FAULT: Final = "whatif_fault"
+
+
+@st.cache_resource(show_spinner=False, on_release=Door.close)
+def door() -> Door:
+    """The one door of this process: viewers share it, and its answers."""
+    return Door()
+
+
+def show(viewer: Viewer, look: Look) -> None:
+    """The form on the left; on the right the answer, or what to do to get one."""
+    journal = _journal(viewer, look)
+    if journal is None:
+        return
+    recorded = form.read_start(journal)
+    if isinstance(recorded, str):
+        _nothing(t("This journal cannot be simulated"), recorded, t("Open another one."))
+        return
+    settings = viewer.selection("whatif", form.from_address) or {}
+    limit = viewer.selection("first", natural) or 0
+    left, right = st.columns([1, 2.6], gap="large")
+    with left:
+        _form(viewer, journal, recorded, settings, limit)
+    with right:
+        _answer(viewer, Ask.of(journal, settings, limit or None))
+
+
+def _journal(viewer: Viewer, look: Look) -> Path | None:
+    """The journal of what is shown; None, with advice, when there is none on this machine."""
+    if viewer.place.is_recorded:
+        return Path(viewer.place.where)
+    status = look.status
+    if status is None:
+        _nothing(t("Waiting for the engine"), viewer.place.where, t("What if needs the journal that it writes."))
+        return None
+    if status.journal is None:
+        _nothing(
+            t("This engine writes no journal"),
+            t("What if simulates a recorded run again."),
+            t("Start it with --journal journals, or open a journal: admitscope dashboard --journal FILE"),
+        )
+        return None
+    if not is_journal_of(status.journal, status.engine_id):
+        _nothing(
+            t("The journal is on the engine's machine"),
+            status.journal,
+            t("Copy it here, and open it: admitscope dashboard --journal FILE"),
+        )
+        return None
+    return Path(status.journal)
+
+
+def _nothing(title: str, what: str, advice: str) -> None:
+    st.html(
+        f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(what)}</span>'
+        f"<span>{escape(advice)}</span></div>"
+    )
+
+
+# -- the form ------------------------------------------------------------------------------------------------------
+
+
+def _form(viewer: Viewer, journal: Path, recorded: Recorded, settings: dict[str, str], limit: int) -> None:
+    now = form.present(recorded)
+    values = form.values_of(settings, recorded)
+    # Another journal, or another link, begins with its own values: a widget keeps what it was first told.
+    mine = f"{crc32(f'{journal}{sorted(settings.items())}{limit}'.encode()):08x}"
+    st.subheader(t("Other settings"), anchor=False)
+    st.caption(
+        t("The values are those of the recorded run. Change some, and it is simulated with both."),
+    )
+    with st.form(f"whatif_{mine}", border=False):
+        for offer in OFFERS:
+            _field(offer, values[offer.name], f"{mine}_{offer.name}")
+        said = {each: t("all") if each == 0 else t("first {n}", n=f.count(each)) for each in (*_LIMITS, limit)}
+        options = list(said)
+        st.selectbox(
+            t("Requests"),
+            options,
+            index=options.index(limit),
+            format_func=said.__getitem__,
+            key=f"{mine}_limit",
+        )
+        st.form_submit_button(
+            t("Compare"),
+            key="whatif_compare",
+            type="primary",
+            on_click=_begin,
+            args=(viewer, journal, now, mine),
+            width="stretch",
+        )
+
+
+def _field(offer: Offer, value: Any, key: str) -> None:
+    label = t(offer.label) + (f" ({offer.unit})" if offer.unit else "")
+    if offer.kind == "choice":
+        st.selectbox(label, offer.options, index=offer.options.index(value), key=key)
+    elif offer.kind == "switch":
+        st.toggle(label, value=value, key=key)
+    else:
+        empty = t("no limit") if offer.no_limit else None
+        st.number_input(label, min_value=1, step=1, value=value, key=key, placeholder=empty)
+
+
+def _begin(viewer: Viewer, journal: Path, now: dict[str, Any], mine: str) -> None:
+    """Select what was chosen, and start. In the callback, before the run that shows it."""
+    chosen = {offer.name: st.session_state[f"{mine}_{offer.name}"] for offer in OFFERS}
+    for offer in OFFERS:
+        if chosen[offer.name] is None and not offer.no_limit:
+            chosen[offer.name] = now[offer.name]
+    settings = form.differing(now, chosen)
+    limit = int(st.session_state[f"{mine}_limit"])
+    viewer.select_all({"whatif": form.to_address(settings), "first": limit or None})
+    st.session_state[_FAULT] = None
+    if settings:
+        _start(Ask.of(journal, settings, limit or None))
+
+
+def _start(ask: Ask) -> None:
+    standing = door().standing(ask)
+    if standing is not None and standing.state in {"running", "done"}:
+        return
+    try:
+        door().start(ask)
+    except Busy:
+        st.session_state[_FAULT] = t("Another comparison runs. Wait for its end, or stop it there.")
+
+
+# -- the answer ----------------------------------------------------------------------------------------------------
+
+
+def _answer(viewer: Viewer, ask: Ask) -> None:
+    fault = st.session_state.get(_FAULT)
+    if fault:
+        st.warning(fault)
+    if not ask.settings:
+        _nothing(
+            t("What would have been otherwise?"),
+            t("For example: would a smaller chunk have shortened the time between tokens?"),
+            t("Change a setting and press Compare."),
+        )
+        return
+    standing = door().standing(ask)
+    if standing is None:
+        _nothing(
+            t("Not compared yet"),
+            ", ".join(f"{name}={value}" for name, value in ask.settings),
+            t("Press Compare to simulate both."),
+        )
+    elif standing.state == "running":
+        _progress(ask)
+    elif standing.result is not None:
+        _result(viewer, standing.result, standing)
+    else:
+        title = t("Stopped") if standing.state == "cancelled" else t("It did not work")
+        _nothing(title, standing.error, t("Press Compare to try again."))
+
+
+@st.fragment(run_every=0.5)
+def _progress(ask: Ask) -> None:
+    """Reruns by itself, also where the page stands still; the page follows when it is over."""
+    standing = door().standing(ask)
+    if standing is None or standing.state != "running":
+        st.rerun()
+    phases = {
+        "starting": t("Starting"),
+        "reading": t("Reading the journal"),
+        "simulating": t("Simulating both runs"),
+        "comparing": t("Comparing"),
+    }
+    said = phases.get(standing.phase, standing.phase)
+    st.progress(standing.share, text=f"{said} · {f.duration(standing.elapsed_s)}{_left(standing)}")
+    st.button(t("Stop"), key="whatif_stop", on_click=_stop, args=(ask,))
+
+
+def _left(standing: Standing) -> str:
+    if standing.phase != "simulating" or standing.share < 0.05:
+        return ""
+    left_s = standing.elapsed_s * (1 - standing.share) / standing.share
+    return " · " + t("about {time} left", time=f.duration(left_s))
+
+
+def _stop(ask: Ask) -> None:
+    run = door().run
+    if run is not None and run.ask == ask:
+        run.cancel()
+
+
+def _result(viewer: Viewer, result: WhatifResult, standing: Standing) -> None:
+    st.html(f'<p style="font-size:1.2rem;line-height:1.45;margin:0" data-testid="whatif-sentence">{escape(frames.sentence(result))}</p>')
+    st.caption(_worth(result))
+    for note in (result.cost_before.note, result.cost_after.note, *result.notes):
+        if note:
+            st.caption(note)
+    if result.violations:
+        st.error(t("{n} laws of the engine broke in a simulated run: a fault of the engine.", n=result.violations))
+    live_table(frames.compared_table(result), viewer.colours, key="whatif_compared", height=400)
+    _distributions(viewer, result)
+    left, right = st.columns([1.4, 1], gap="large")
+    with left:
+        st.subheader(t("Fairness by length of prompt"), anchor=False)
+        _runs(viewer)
+        st.altair_chart(
+            charts.fairness_chart(frames.fairness_frame(result), viewer.colours), width="stretch", key="whatif_fairness"
+        )
+    with right:
+        st.subheader(t("Decisions by reason"), anchor=False)
+        live_table(frames.reasons_table(result), viewer.colours, key="whatif_reasons", height=280)
+    _differences(viewer, result)
+    with st.expander(t("How far the simulator is from the recorded run")):
+        live_table(frames.checks_table(result), viewer.colours, key="whatif_checks", height=280)
+    st.download_button(
+        t("Download as JSON"),
+        result.model_dump_json(indent=1),
+        file_name="whatif.json",
+        mime="application/json",
+        key="whatif_json",
+        help=t("Simulated in {time}.", time=f.duration(standing.elapsed_s)),
+    )
+
+
+def _worth(result: WhatifResult) -> str:
+    """How many were compared, and how far the simulation of the recorded run is from it."""
+    said = t("{n} requests compared, {out} left out.", n=f.count(result.requests), out=f.count(result.left_out))
+    if result.model_error is not None:
+        error = f"{100 * result.model_error:.1f}\u00a0%"
+        said += " " + t("The simulator misses a recorded TTFT by {error} (median).", error=error)
+    held = result.cost_before.median_error
+    if held is not None:
+        said += " " + t("Its cost model misses a step by {error} (median).", error=f"{100 * held:.1f}\u00a0%")
+    return said
+
+
+def _runs(viewer: Viewer) -> None:
+    tones = charts.run_colours(viewer.colours)
+    legend([(tones["before"], t("before (dashed)"), ""), (tones["after"], t("after"), "")], shape="line")
+
+
+def _distributions(viewer: Viewer, result: WhatifResult) -> None:
+    st.subheader(t("Distribution"), anchor=False)
+    measure = choice(viewer, "measure", frames.MEASURES, label=mark("Measure"))
+    left, right = st.columns(2, gap="large")
+    with left:
+        _runs(viewer)
+        st.altair_chart(
+            charts.curve_chart(frames.curve_frame(result, measure), viewer.colours), width="stretch", key="whatif_curve"
+        )
+    with right:
+        good, bad = viewer.colours.good, viewer.colours.bad
+        legend([(good, t("▾ faster after"), ""), (bad, t("▴ slower after"), "")])
+        st.altair_chart(
+            charts.pair_chart(frames.pair_frame(result, measure), viewer.colours), width="stretch", key="whatif_pairs"
+        )
+    if measure == "tbt":
+        st.caption(t("Left: every gap between two tokens. Right: the longest gap of each request."))
+
+
+def _differences(viewer: Viewer, result: WhatifResult) -> None:
+    st.subheader(t("Decisions that differ first"), anchor=False)
+    live_table(frames.differences_table(result), viewer.colours, key="whatif_differences", height=230)
+    first = result.first_difference
+    if first is None:
+        return
+    journals = {t("Before"): result.journal_before, t("After"): result.journal_after}
+    with st.container(horizontal=True):
+        for name, path in journals.items():
+            if path is not None and Path(path).is_file():
+                st.button(
+                    t("{run}: step {step} in Admission", run=name, step=f.count(first.step)),
+                    key=f"whatif_open_{path}",
+                    on_click=_open,
+                    args=(viewer, Path(path), t("what if, {run}", run=name.lower()), first.step),
+                )
+
+
+def _open(viewer: Viewer, journal: Path, name: str, step: int) -> None:
+    viewer.open_journal(journal, name)
+    viewer.select_all({"view": "admission", "at": step, "step": step})
