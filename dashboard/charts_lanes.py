@@ -100,7 +100,10 @@ def _lanes(
                 ],
             )
         )
-        layers.append(layer if is_one else layer.add_params(pick) if kind == "waiting" else layer)
+        if kind == "waiting" and not is_one:
+            # Named, since a made-up name would be another one in each refresh, and the chart would be built anew.
+            layer = layer.properties(name="waiting_lanes").add_params(pick)
+        layers.append(layer)
     names = ["first token", "retracted", "end"]
     shapes = ["triangle-right", "triangle-left", "square"]
     shades = [colours.good, colours.bad, colours.muted]

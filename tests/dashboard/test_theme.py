@@ -31,7 +31,7 @@ def test_text_is_legible_on_page_and_surface(colours: Palette, name: str) -> Non
 
 @TONES
 def test_marks_stand_out_from_the_page(colours: Palette) -> None:
-    marks = {**colours.blockers, **colours.parts, "p50": colours.p50, "p99": colours.p99}
+    marks = {**colours.blockers, **colours.parts, **colours.work, "p50": colours.p50, "p99": colours.p99}
     marks |= {name: colour for name, colour in colours.states.items() if name != "free"}
     marks |= {name: colour for name, colour in colours.segments.items() if name != "left"}
     marks |= {f"owner {i}": colour for i, colour in enumerate(colours.owners)}
@@ -53,6 +53,8 @@ def test_every_word_of_the_engine_has_a_colour(colours: Palette) -> None:
     assert set(colours.blockers) == set(BLOCKERS)
     assert set(colours.states) == set(PAGE_STATES)
     assert set(colours.parts) == set(TTFT_PARTS)
+    assert set(colours.work) == set(TTFT_PARTS) - {"queue"}
+    assert not set(colours.work.values()) & set(colours.blockers.values())
     assert blocker_colour(colours, "a word of next year") == colours.blockers["order"]
 
 
