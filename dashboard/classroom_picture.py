@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final
 
 from dashboard import formats as f
-from dashboard.theme import Palette
+from dashboard.theme import Palette, contrast
 from dashboard.words import mark, t
 from telemetry.lessons.moment import LedgerBar, NodeRow, PageRow, Piece, QueueRow, RunRow, Segment, State
 
@@ -22,19 +22,19 @@ MAX_SQUARES: Final = 320
 _LABELLED_STEPS: Final = 14
 
 
-def ledgers(bars: tuple[LedgerBar, ...], colours: Palette) -> str:
+def ledgers(bars: tuple[LedgerBar, ...], owners: dict[str, str], colours: Palette) -> str:
     """Each ledger drawn to its own limit: what was taken off, for whom, and what is left."""
-    return f'<div class="cr-ledgers">{"".join(_ledger(bar, colours) for bar in bars)}</div>'
+    return f'<div class="cr-ledgers">{"".join(_ledger(bar, owners, colours) for bar in bars)}</div>'
 
 
-def _ledger(bar: LedgerBar, colours: Palette) -> str:
+def _ledger(bar: LedgerBar, owners: dict[str, str], colours: Palette) -> str:
     limit = bar.limit or 1.0
     left = bar.left or 0.0
     parts, at = [], 0.0
     for segment in bar.segments:
         width = min(segment.tokens, max(0.0, limit - at))
         if width > 0:
-            parts.append(_part(segment, at, width, limit, colours))
+            parts.append(_part(segment, at, width, limit, owners | ledger_colours(colours), colours))
         at += segment.tokens
     asks = ""
     if bar.need is not None and bar.have is not None:
@@ -53,21 +53,20 @@ def _ledger(bar: LedgerBar, colours: Palette) -> str:
     )
 
 
-def _part(segment: Segment, at: float, width: float, limit: float, colours: Palette) -> str:
-    colour = {
-        "held": colours.line,
-        "decode rows": colours.segments["decode rows"],
-        "promised": colours.muted,
-        "continuation": colours.segments["continuation"],
-        "admission": colours.segments["admission"],
-    }[segment.kind]
-    kind = t(SEGMENT_WORDS[segment.kind])
-    title = f"{segment.label} {kind}: {f.tokens(segment.tokens)} tok".strip()
-    label = escape(segment.label) if segment.label and width / limit > 0.06 else ""
+def ledger_colours(colours: Palette) -> dict[str, str]:
+    """Of what is no request's own: parts of a bar that the running requests took before anybody was looked at."""
+    return {"held": colours.line, "decode rows": colours.segments["decode rows"], "promised": colours.muted}
+
+
+def _part(segment: Segment, at: float, width: float, limit: float, marks: dict[str, str], colours: Palette) -> str:
+    colour = marks.get(segment.label or segment.kind, colours.segments["admission"])
+    ink = max((colours.page, colours.text), key=lambda candidate: contrast(candidate, colour))
+    title = f"{segment.label} {t(SEGMENT_WORDS[segment.kind])}: {f.tokens(segment.tokens)} tok".strip()
+    label = escape(segment.label) if width / limit > 0.06 else ""
     pattern = " cr-hatched" if segment.kind == "promised" else ""
     return (
         f'<i class="cr-part{pattern}" title="{escape(title)}" style="left:{_share(at, limit)};'
-        f'width:{_share(width, limit)};--mark:{colour}">{label}</i>'
+        f'width:{_share(width, limit)};--mark:{colour};color:{ink}">{label}</i>'
     )
 
 
@@ -184,7 +183,7 @@ def timeline(state: State, lanes: dict[str, str], owners: dict[str, str], *, ste
         own = [piece for piece in state.pieces if lanes.get(piece.rid) == lane]
         marks = "".join(_piece(piece, owners, steps) for piece in _once(own))
         rows.append(f'<div class="cr-lane"><span>{escape(lane)}</span><div>{marks}</div></div>')
-    now = f'<u style="left:{_share(max(step, 1) - 0.5, steps)}"></u>'
+    now = f'<u style="left:{_share(max(step, 1) - 0.5, steps)}">{max(step, 1)}</u>'
     ticks = "".join(f'<em style="left:{_share(tick - 0.5, steps)}">{tick}</em>' for tick in _ticks(steps))
     axis = f'<div class="cr-lane cr-axis"><span>{escape(t("step"))}</span><div>{ticks}{now}</div></div>'
     return f'<div class="cr-timeline">{"".join(rows)}{axis}</div>'

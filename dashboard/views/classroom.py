@@ -162,7 +162,7 @@ def _moment(viewer: Viewer, story: Story, at: int) -> None:
     note = "" if moment.note is None else f'<p class="cr-note">{escape(moment.note.say(lang))}</p>'
     formulas = classroom_picture.formulas(formula.text for formula in moment.formulas)
     st.html(
-        f'<div class="cr" data-testid="moment"><p class="cr-kicker">{escape(step)}{reason}</p>'
+        f'<div class="cr" lang="{lang}" data-testid="moment"><p class="cr-kicker">{escape(step)}{reason}</p>'
         f"<h2>{escape(moment.title.say(lang))}</h2>{lines}{formulas}{note}</div>"
     )
     following = story.moments[at + 1] if at + 1 < len(story.moments) else None
@@ -204,7 +204,7 @@ def _verdict(viewer: Viewer, following: Moment, question: Question, answered: st
     why = "".join(f"<p>{escape(sentence.say(lang))}</p>" for sentence in following.sentences)
     formulas = classroom_picture.formulas(formula.text for formula in following.formulas)
     st.html(
-        f'<div class="cr"><div class="cr-verdict{" cr-right" if is_right else ""}" data-testid="verdict">'
+        f'<div class="cr" lang="{lang}"><div class="cr-verdict{" cr-right" if is_right else ""}" data-testid="verdict">'
         f"<p><strong>{escape(said)}: {escape(right.text.say(lang))}</strong></p>{why}</div>{formulas}</div>"
     )
 
@@ -217,11 +217,16 @@ def _picture(viewer: Viewer, story: Story, at: int) -> None:
     state, owners = moment.state, classroom.owner_colours(story.lesson, viewer.colours)
     parts = []
     if state.ledgers:
-        parts.append(_panel(t("Ledgers of the pass, in tokens"), classroom_picture.ledgers(state.ledgers, colours)))
+        parts.append(
+            _panel(t("Ledgers of the pass, in tokens"), classroom_picture.ledgers(state.ledgers, owners, colours))
+        )
         parts.append(_segments(viewer))
     waiting = classroom_picture.queue(state.queue, owners, looked_at=moment.rid)
     parts.append(_panel(t("Waiting queue"), waiting))
-    parts.append(_panel(t("Running"), classroom_picture.running(state.running, owners)))
+    runs = t("Running · new-token ratio {ratio}", ratio=f"{state.ratio:.3g}")
+    if state.is_full:
+        runs = f"{runs} · {t('full flag set')}"
+    parts.append(_panel(runs, classroom_picture.running(state.running, owners)))
     pages = classroom_picture.pages(state.pages, owners)
     parts.append(_panel(t("K/V pages of {n} tokens", n=lesson.engine.page_size), pages))
     if state.nodes:
@@ -231,7 +236,7 @@ def _picture(viewer: Viewer, story: Story, at: int) -> None:
         lanes = classroom.lanes_of(lesson)
         drawn = classroom_picture.timeline(state, lanes, owners, steps=steps, step=moment.step)
         parts.append(_panel(t("Computed so far, tokens by step"), drawn))
-    st.html(f'<div class="cr" data-testid="picture">{"".join(parts)}</div>')
+    st.html(f'<div class="cr" lang="{viewer.language}" data-testid="picture">{"".join(parts)}</div>')
 
 
 def _panel(title: str, body: str) -> str:
@@ -239,18 +244,11 @@ def _panel(title: str, body: str) -> str:
 
 
 def _segments(viewer: Viewer) -> str:
-    colours = viewer.colours
-    marks = {
-        "held": colours.line,
-        "decode rows": colours.segments["decode rows"],
-        "promised": colours.muted,
-        "continuation": colours.segments["continuation"],
-        "admission": colours.segments["admission"],
-    }
+    """What the parts of a bar are that carry no request's name."""
     spans = "".join(
         f'<span><i class="{"cr-hatched" if kind == "promised" else "cr-owner"}" style="--mark:{colour}"></i>'
         f"{escape(t(classroom_picture.SEGMENT_WORDS[kind]))}</span>"
-        for kind, colour in marks.items()
+        for kind, colour in classroom_picture.ledger_colours(viewer.colours).items()
     )
     return f'<div class="cr-legend">{spans}</div>'
 

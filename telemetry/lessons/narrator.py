@@ -18,6 +18,7 @@ from telemetry.lessons.moment import (
     Kind,
     LedgerBar,
     Moment,
+    NodeRow,
     PageRow,
     Piece,
     Question,
@@ -65,6 +66,7 @@ class Narrator:
         queue: tuple[QueueRow, ...] | None = None,
         running: tuple[RunRow, ...] | None = None,
         pages: tuple[PageRow, ...] | None = None,
+        nodes: tuple[NodeRow, ...] | None = None,
     ) -> None:
         """Tell one moment; parts of the picture that are not given are as they are now."""
         title = KIND_TITLES[kind]
@@ -73,7 +75,7 @@ class Narrator:
             ledgers=ledgers,
             running=self.running() if running is None else running,
             pages=self.stage.pages() if pages is None else pages,
-            nodes=self.stage.nodes(),
+            nodes=self.stage.nodes() if nodes is None else nodes,
             pieces=tuple(self.pieces),
             ratio=self.core.state.ratio,
             is_full=self.core.state.full,
@@ -237,7 +239,7 @@ def order_key(policy: str | None, request: Request, processed: int) -> str:
             uncached = max(0, request.prompt_len - request.matched_len)
             return f"waited {waited} / uncached {uncached} = {number(response_ratio(request, processed))}"
         case Policy.FCFS:
-            return f"entry {request.entry_seq}" if request.priority is None else f"priority {request.priority}"
+            return "" if request.priority is None else f"priority {request.priority}"
         case _:
             return ""
 

@@ -12,7 +12,7 @@ from engine.request import END_CAUSES, Cause
 from engine.scheduler.plan import Retraction, StepKind, StepPlan
 from engine.scheduler.retraction import needed_pages
 from telemetry.lessons import formulas, questions
-from telemetry.lessons.moment import Formula, NodeRow, PageRow, RunRow, Text
+from telemetry.lessons.moment import Formula, NodeRow, PageRow, QueueRow, RunRow, Text
 from telemetry.lessons.narrator import Narrator, names
 from telemetry.lessons.stage import Seen
 from telemetry.lessons.tell_pass import Told
@@ -32,6 +32,7 @@ class Before(msgspec.Struct, frozen=True):
     running: tuple[RunRow, ...]
     pages: tuple[PageRow, ...]
     nodes: tuple[NodeRow, ...]
+    queue: tuple[QueueRow, ...]
     outputs: dict[str, tuple[int, int]]
 
     @property
@@ -51,6 +52,7 @@ def before_commit(narrator: Narrator, plan: StepPlan) -> Before:
         narrator.running(),
         narrator.stage.pages(),
         narrator.stage.nodes(),
+        narrator.queue(),
         {request.rid: (request.output_len, request.max_new_tokens) for request in state.running},
     )
 
@@ -71,7 +73,7 @@ def tell_commit(narrator: Narrator, plan: StepPlan, told: Told, before: Before) 
             narrator.computed(plan)
             return
         if not before.fits or evicts:
-            _growth(narrator, before, running=before.running, pages=before.pages)
+            _growth(narrator, before)
     _changes(narrator, plan, told, before, seen)
     narrator.computed(plan)
     if before.needed is None:
@@ -87,10 +89,8 @@ def _growth(
     before: Before,
     *,
     plan: StepPlan | None = None,
-    running: tuple[RunRow, ...] | None = None,
-    pages: tuple[PageRow, ...] | None = None,
 ) -> None:
-    """The test of a decode step. With `plan` it was committed too."""
+    """The test of a decode step. With `plan` it was committed too; else the picture is that before the commit."""
     assert before.needed is not None, "no decode step is planned"
     lines = [formulas.growth(needed=before.needed, free=before.free, evictable=before.evictable, fits=before.fits)]
     sentences = [
@@ -104,8 +104,10 @@ def _growth(
         *sentences,
         decided="fits" if before.fits else "retract",
         formulas=lines,
-        running=running,
-        pages=pages,
+        running=before.running if plan is None else None,
+        pages=before.pages if plan is None else None,
+        nodes=before.nodes if plan is None else None,
+        queue=before.queue if plan is None else None,
         question=questions.growth(fits=before.fits, is_tight=before.needed > 0),
     )
 
@@ -173,6 +175,8 @@ def _evicted(
         ledgers=told.ledgers,
         running=running,
         pages=pages,
+        nodes=tuple(node for node in before.nodes if node.label != label),
+        queue=before.queue,
         question=questions.eviction([node.label for node in before.nodes], label),
     )
 
