@@ -1,10 +1,16 @@
 """BufferedSink. Owns: the hand-over from the engine thread to a slow listener on a thread of its own.
 
-The engine thread only appends to a bounded deque: no lock and no wake-up, because `deque.append` and `popleft` are
-atomic, so neither side ever waits for the other. The worker looks every `period_s`, which also bounds the latency of
-what it feeds; `flush` wakes it at once. It gives the interpreter lock away every few events, so that a long queue
-does not hold up the engine thread. A full queue drops the newest event and counts it. Whatever the listener raises is
-counted and logged at a bounded rate, never raised.
+The engine thread only appends to a bounded deque, because `append` and `popleft` are atomic, so neither side ever waits
+for the other. A plan rings for the worker: the engine computes next, mostly without the interpreter, so that is when
+work beside it costs least. Without plans the worker looks every `period_s`, which bounds the latency of what it feeds.
+
+The worker works in slices of SLICE_NS and sleeps in between. A sleep of zero would give the interpreter's lock back
+and take it again before the engine thread has woken up to it; so a step that comes back meanwhile waits for one slice
+at most. Where a queue grows all the same, the engine is busy without a pause: then the worker takes no breaks, and
+above half the capacity each plan gives way for GIVE_WAY_S, unless the worker stands still.
+
+A full queue drops the newest event and counts it. Whatever the listener raises is counted and logged at a bounded
+rate, never raised.
 """
 
 from __future__ import annotations
@@ -13,19 +19,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from engine.events import AnyEvent, EventSink
+from engine.events import AnyEvent, EventSink, StepPlanned
 
 _LOG: Final = logging.getLogger("admitscope.telemetry")
 
 CAPACITY: Final = 65_536
 PERIOD_S: Final = 0.05
 LOG_EVERY_S: Final = 10.0
-_EVENTS_PER_TURN: Final = 64
+#: Longest stretch of work between two breaks, and the break.
+SLICE_NS: Final = 200_000
+BREAK_S: Final = 0.0001
+#: What the engine thread gives away at a plan when a worker cannot follow.
+GIVE_WAY_S: Final = 0.001
+#: Events taken at once, and those for which a plan rings; fewer wait for the period.
+_BATCH: Final = 8
+_WORTH_A_RING: Final = 24
+#: As many waiting events are no delay but a backlog: no more breaks.
+_BACKLOG: Final = 4_096
 
 
 @runtime_checkable
@@ -33,6 +48,13 @@ class Flushable(Protocol):
     """A sink that holds events back for a while."""
 
     def flush(self) -> None: ...
+
+
+@runtime_checkable
+class TakesMany(Protocol):
+    """A sink that rather takes several events at once. What it raises counts as one error, and loses the rest."""
+
+    def take(self, events: Sequence[AnyEvent], /) -> None: ...
 
 
 @runtime_checkable
@@ -102,20 +124,35 @@ class BufferedSink:
         self._accepted = 0
         self._delivered = 0
         self._dropped = 0
+        self._gave_way_at = 0
+        #: Processor time of the worker.
+        self.cpu_ns = 0
+        #: Events up to here were delivered, and flushed.
+        self._settled = 0
+        self._hurried = 0
         self._closing = False
-        self._wake = threading.Event()
+        #: Held while nobody rings.
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._drained = threading.Condition()
         self._rounds = 0
         self._thread = threading.Thread(target=self._work, name=f"admitscope-{component}", daemon=True)
         self._thread.start()
 
     def emit(self, event: AnyEvent) -> None:
-        """Queue one event, or drop it when `capacity` wait or after `close`. Never blocks, never raises."""
-        if len(self._queue) >= self._capacity or self._closing:
+        """Queue one event, or drop it when `capacity` wait or after `close`. Waits for nobody, never raises."""
+        queue = self._queue
+        waiting = len(queue)
+        if waiting >= self._capacity or self._closing:
             self._dropped += 1
             return
-        self._queue.append(event)
+        queue.append(event)
         self._accepted += 1
+        if type(event) is StepPlanned and waiting >= _WORTH_A_RING:
+            self._ring()
+            if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
+                self._gave_way_at = self._delivered
+                time.sleep(GIVE_WAY_S)
 
     def stats(self) -> SinkStats:
         """The counters now."""
@@ -129,52 +166,92 @@ class BufferedSink:
             self._errors.last,
         )
 
-    def flush(self, timeout_s: float = 5.0) -> bool:
+    def catch_up(self, timeout_s: float) -> bool:
         """Wait until everything emitted before this call was delivered and flushed. False after `timeout_s`."""
+        target = self._accepted
+        return self._await(lambda: self._settled >= target, timeout_s)
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """The same, and the listener is flushed again even if nothing was new."""
+        # The round under way may have looked at the queue already: the one after it counts.
+        target = self._rounds + 2
+        return self._await(lambda: self._rounds >= target, timeout_s)
+
+    def _await(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        if is_done():
+            return True
+        deadline = time.monotonic() + timeout_s
         with self._drained:
-            # The round under way may have looked at the queue already: the one after it counts.
-            target = self._rounds + 2
-            deadline = time.monotonic() + timeout_s
-            while self._rounds < target and self._thread.is_alive():
-                self._wake.set()
-                if not self._drained.wait(0.01) and time.monotonic() >= deadline:
-                    return False
+            self._hurried += 1
+            try:
+                while not is_done() and self._thread.is_alive():
+                    self._ring()
+                    if not self._drained.wait(0.01) and time.monotonic() >= deadline:
+                        return is_done()
+            finally:
+                self._hurried -= 1
         return True
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Deliver what waits, close the listener, end the thread. False when it did not end in `timeout_s`."""
         self._closing = True
-        self._wake.set()
+        self._ring()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _ring(self) -> None:
+        """Wake the worker; any thread."""
+        if self._bell.locked():
+            try:
+                self._bell.release()
+            except RuntimeError:  # another thread rang in between
+                return
 
     def _work(self) -> None:
         while True:
             closing = self._closing
-            self._wake.wait(0 if closing else self._period_s)
-            self._wake.clear()
+            self._bell.acquire(timeout=0 if closing else self._period_s)
             self._drain()
             with self._drained:
+                self._settled = self._delivered
                 self._rounds += 1
                 self._drained.notify_all()
+            self.cpu_ns = time.thread_time_ns()
             if closing:
                 break
         if isinstance(self._sink, Closable):
             self._guard(self._sink.close, "closing")
 
     def _drain(self) -> None:
-        queue = self._queue
-        for turn in range(len(queue)):
-            if turn % _EVENTS_PER_TURN == 0:
-                time.sleep(0)
-            event = queue.popleft()
+        queue, waiting = self._queue, len(self._queue)
+        takes_many = self._sink.take if isinstance(self._sink, TakesMany) else None
+        began = time.perf_counter_ns()
+        while waiting:
+            events = [queue.popleft() for _ in range(min(waiting, _BATCH))]
+            waiting -= len(events)
+            if takes_many is not None:
+                self._guard(lambda events=events: takes_many(events), f"taking events up to step {events[-1].step}")
+                self._delivered += len(events)
+            else:
+                self._emit(events)
+            if waiting and time.perf_counter_ns() - began > SLICE_NS:
+                self._pause()
+                began = time.perf_counter_ns()
+        if isinstance(self._sink, Flushable):
+            self._guard(self._sink.flush, "writing")
+
+    def _emit(self, events: Sequence[AnyEvent]) -> None:
+        for event in events:
             try:
                 self._sink.emit(event)
             except Exception as error:  # whatever a listener raises must not end its thread
                 self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
             self._delivered += 1
-        if isinstance(self._sink, Flushable):
-            self._guard(self._sink.flush, "writing")
+
+    def _pause(self) -> None:
+        """A break, in which the engine thread gets the interpreter if it wants it."""
+        in_a_hurry = self._hurried or self._closing or len(self._queue) > _BACKLOG
+        time.sleep(0 if in_a_hurry else BREAK_S)
 
     def _guard(self, action: Callable[[], None], doing: str) -> None:
         try:

@@ -108,7 +108,7 @@ class Exposition(Collector):
 
     def text(self, *, openmetrics: bool = False, as_sglang: bool = False) -> str:
         """The Prometheus text format, version 0.0.4, or OpenMetrics 1.0.0, which has exemplars."""
-        program, numbers = self._program(), self._numbers()
+        numbers, program = self._numbers(), self._program()
         exemplars = self._sink.exemplars
         return render(
             program.sglang if as_sglang else program.metrics,
@@ -124,7 +124,7 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[LibraryFamily]:
         """The numbers of `/metrics` as families of the client library."""
-        program, numbers = self._program(), self._numbers()
+        numbers, program = self._numbers(), self._program()
         read = self._readout(numbers)
         for view, family in zip(program.views, program.metrics, strict=True):
             yield _library_family(view, family, numbers, read)
@@ -165,6 +165,7 @@ class Exposition(Collector):
         The published ones, brought up to this moment where they are ages or others' counts.
         """
         sink = self._sink
+        sink.catch_up()  # beside a live engine; where that takes too long, what was counted by now is shown
         cells = list(sink.snapshot())
         at = sink.at
         now = sink.clock.now_ns()

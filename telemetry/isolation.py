@@ -1,4 +1,4 @@
-"""IsolatedSink. Owns: the wall between the engine thread and a listener that runs on it.
+"""IsolatedSink. Owns: the wall between a listener and the thread that it shares with others, such as the engine's.
 
 A fault of a listener changes nothing for any request: it is counted, logged at a bounded rate, and the event goes on to
 the next listener. The one exception is a listener whose verdict is meant to stop the engine (the invariant checker in
@@ -7,12 +7,14 @@ the next listener. The one exception is a listener whose verdict is meant to sto
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from engine.events import AnyEvent, EventSink
 from telemetry.buffered import Closable, ErrorLog, Flushable, SinkStats
 
 
 class IsolatedSink:
-    """Calls `sink` on the engine thread and keeps its exceptions from the engine.
+    """Calls `sink` on the thread it is called on, and keeps its exceptions from that thread.
 
     component     name in counters and logs (`metrics`, `checker`, `read_model`)
     lets_through  exception types that reach the engine, because stopping it is their purpose
@@ -34,6 +36,27 @@ class IsolatedSink:
         except Exception as error:  # a broken listener must not end a step; it is counted instead
             self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
 
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        """Hand several over. An event that raises is counted, and the next one follows."""
+        self._seen += len(events)
+        emit, rest = self._sink.emit, iter(events)
+        event = None
+        while True:
+            try:
+                for event in rest:
+                    emit(event)
+            except self._lets_through:
+                raise
+            except Exception as error:  # a broken listener must not end the thread; it is counted instead
+                step = event.step if event is not None else 0
+                self._errors.record(error, f"taking {type(event).__name__} of step {step}")
+            else:
+                return
+
+    @property
+    def component(self) -> str:
+        return self._errors.component
+
     def stats(self) -> SinkStats:
         """The counters now; nothing is ever queued or dropped here."""
         return SinkStats(
@@ -47,11 +70,19 @@ class IsolatedSink:
         )
 
     def flush(self) -> None:
-        """Pass on, when the listener holds events back."""
+        """Pass on, when the listener holds events back. What it raises is counted."""
         if isinstance(self._sink, Flushable):
-            self._sink.flush()
+            self._guard(self._sink.flush, "writing")
 
     def close(self) -> None:
-        """Pass on, when the listener has something to give back."""
+        """Pass on, when the listener has something to give back. What it raises is counted."""
         if isinstance(self._sink, Closable):
-            self._sink.close()
+            self._guard(self._sink.close, "closing")
+
+    def _guard(self, action: Callable[[], None], doing: str) -> None:
+        try:
+            action()
+        except self._lets_through:
+            raise
+        except Exception as error:  # a broken listener must not end the thread; it is counted instead
+            self._errors.record(error, doing)

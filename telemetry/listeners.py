@@ -1,13 +1,15 @@
 """Listeners. Owns: everything that hears one engine of this process, in which order, and how it is shown.
 
-On the engine thread, in order: the queues of those with a worker of their own (first, so that what the checker refuses
-is on record), the checker, metrics. `hears` is the engine's sink; once the engine exists, `attach` names it.
+On the engine thread, in order: the queues of the workers (first, so that what the checker refuses is on record), then
+the checker. Workers: one for metrics, read model, request log and spans; one each for the journal and for tables, which
+wait on a disk. `hears` is the engine's sink; once the engine exists, `attach` names it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Final
 
 from engine.clock import Clock
 from engine.events import EventSink, FanOut
@@ -17,7 +19,6 @@ from telemetry.buffered import BufferedSink, SinkStats
 from telemetry.checking import Checking
 from telemetry.exemplars import Exemplars
 from telemetry.exposition import Exposition
-from telemetry.isolation import IsolatedSink
 from telemetry.journal_cap import CappedJournal
 from telemetry.latency_book import Objectives
 from telemetry.logs import RequestLog
@@ -26,7 +27,12 @@ from telemetry.metric_catalog import NS
 from telemetry.metrics import MetricsSink
 from telemetry.read_model import ReadModel
 from telemetry.settings import ServeCommand
+from telemetry.shared_sink import SharedSink
 from telemetry.spans.config import build_span_sink, keep_rule
+from telemetry.spans.sink import SpanSink
+
+#: Longest that a scrape, or an audit of metrics, waits for what was published before it.
+CATCH_UP_S: Final = 0.1
 
 
 class Listeners:
@@ -48,6 +54,7 @@ class Listeners:
             late_ns=round(command.traces.gap_objective_s * NS),
             ttft_ns=round(command.traces.ttft_objective_s * NS),
             exemplars=Exemplars(keep_rule(command.traces)) if command.traces.endpoint is not None else None,
+            in_batches=True,
         )
         self.checking = Checking(
             command.checker,
@@ -66,47 +73,48 @@ class Listeners:
                 ttft_ns=round(command.traces.ttft_objective_s * NS), gap_ns=round(command.traces.gap_objective_s * NS)
             ),
             heartbeat=self._heartbeat_ns,
+            audited=lambda: checker.audited,
         )
-        queues = [] if journal is None else [BufferedSink(journal, "journal")]
-        # The request log shares the read model's thread: it is small, and its lines may come late.
+        # Metrics come first, spans last: see `SharedSink`.
+        shared: list[tuple[str, EventSink]] = [("metrics", self.metrics), ("read_model", self.read_model)]
         self._request_log = RequestLog(expects_responses=True) if command.log_requests else None
-        watched: EventSink = self.read_model
         if self._request_log is not None:
-            watched = FanOut((self.read_model, self._request_log))
-        queues.append(BufferedSink(watched, "read_model"))
+            shared[1] = ("read_model", FanOut((self.read_model, self._request_log)))
         self._traces = None
+        self._span_sink: SpanSink | None = None
         traces = build_span_sink(command.traces, expects_responses=True, version=version)
         if traces is not None:
-            span_sink, self._traces = traces
-            queues.append(BufferedSink(span_sink, "spans"))
-            self.checking.listeners.append(span_sink.note_violation)
+            self._span_sink, self._traces = traces
+            shared.append(("spans", self._span_sink))
+            self.checking.listeners.append(self._span_sink.note_violation)
+        disks = [] if journal is None else [BufferedSink(journal, "journal")]
         if command.parquet is not None:
             from telemetry.export.parquet_sink import ParquetSink, parquet_folder
 
             tables = ParquetSink(parquet_folder(command.parquet), expects_responses=True)
-            queues.append(BufferedSink(tables, "parquet"))
-        self.queues = tuple(queues)
-        judging, counting = self.checking.sinks, IsolatedSink(self.metrics, "metrics")
-        self._sinks: tuple[IsolatedSink | BufferedSink, ...] = (*queues, *judging, counting)
-        parts: list[tuple[str, EventSink]] = [("publish", queue) for queue in queues]
-        parts += [("check", sink) for sink in judging]
-        parts.append(("metric", counting))
+            disks.append(BufferedSink(tables, "parquet"))
+        self._shared = SharedSink(shared)
+        self.metrics.catch_up = lambda: self._shared.catch_up(CATCH_UP_S)
+        # Files first: a collector that does not answer takes seconds, in which a second signal may end the process.
+        self.queues: tuple[BufferedSink | SharedSink, ...] = (*disks, self._shared)
+        parts: list[tuple[str, EventSink]] = [("publish", queue) for queue in self.queues]
+        self._judging = self.checking.sinks
+        parts += [("check", sink) for sink in self._judging]
         self.hears = MeteredFanOut(parts, time.perf_counter_ns)
         self.exposition = Exposition(
-            self.metrics, checker=checker, sinks=self._stats, heartbeat=self._heartbeat_wall_ns, others=self._numbers
+            self.metrics, checker=checker, sinks=self.stats, heartbeat=self._heartbeat_wall_ns, others=self._numbers
         )
 
     def attach(self, engine: LLMEngine, engine_thread: EngineThread) -> None:
         """Name the engine that is heard."""
         self._engine_thread = engine_thread
-        self.checking.attach(engine, engine_thread, self.metrics)
+        self.checking.attach(engine, engine_thread, self.metrics, self._span_sink)
         self.exposition.warm()
 
     def close(self) -> None:
         """After the engine thread has ended: write what waits."""
         self.checking.close()
-        # Files first: a collector that does not answer takes seconds, in which a second signal may end the process.
-        for queue in sorted(self.queues, key=lambda queue: queue.stats().component == "spans"):
+        for queue in self.queues:
             queue.close()
         if self._request_log is not None:
             self._request_log.close()
@@ -117,12 +125,19 @@ class Listeners:
         request = timeline.live.get(rid) or timeline.emitting.get(rid)
         return request.trace_id if request is not None else ""
 
-    def _stats(self) -> Iterator[SinkStats]:
-        yield from (sink.stats() for sink in self._sinks)
+    def stats(self) -> Iterator[SinkStats]:
+        """The counters of every listener now. Any thread."""
+        for queue in self.queues:
+            if isinstance(queue, SharedSink):
+                yield from queue.stats()
+            else:
+                yield queue.stats()
+        yield from (sink.stats() for sink in self._judging)
 
     def _numbers(self) -> Iterator[tuple[str, str, int]]:
         yield from self.checking.numbers()
         yield from self.hears.numbers()
+        yield "telemetry_seconds_total", "worker", sum(queue.cpu_ns for queue in self.queues)
         if self._traces is not None:
             yield from self._traces.numbers()
 

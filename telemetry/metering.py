@@ -25,7 +25,7 @@ class MeteredFanOut:
         unknown = sorted({part for part, _ in sinks} - set(PARTS))
         if unknown:
             raise ValueError(f"sinks name the parts {unknown}; there are {PARTS}")
-        self._sinks = tuple(sink for _, sink in sinks)
+        self._emits = tuple(sink.emit for _, sink in sinks)
         self._parts = tuple(sinks)
         self._clock_ns = clock_ns
         self.ns_by_part: dict[str, int] = dict.fromkeys(PARTS, 0)
@@ -33,8 +33,8 @@ class MeteredFanOut:
     def emit(self, event: AnyEvent) -> None:
         """Hand one event to everybody. Raises what a listener raises."""
         if event.step % _ONE_IN:
-            for sink in self._sinks:
-                sink.emit(event)
+            for emit in self._emits:
+                emit(event)
             return
         before = self._clock_ns()
         for part, sink in self._parts:

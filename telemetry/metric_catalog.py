@@ -58,11 +58,12 @@ class LiveState(StrEnum):
 LEDGERS: Final = ("compute", "chunk", "kv_now", "kv_total", "rows")
 PHASES: Final = ("drain", "plan", "commit", "prepare", "forward_wait", "apply", "check", "publish", "idle")
 KV_STATES: Final = ("free", "private", "protected", "evictable")
-SINKS: Final = ("journal", "spans", "read_model", "parquet")
+SINKS: Final = ("journal", "spans", "metrics", "read_model", "parquet")
 COMPONENTS: Final = ("journal", "spans", "metrics", "read_model", "checker", "parquet")
 CHECK_GROUPS: Final = tuple(group.value for group in Group)
-#: What listeners do on the engine thread: judge, count, and hand over to threads of their own.
-PARTS: Final = ("check", "metric", "publish")
+#: What listeners do: judge, count and hand over on the engine thread; all else on threads beside it, where metrics are
+#: counted too now, so that `metric` is a value that only dashboards of before ask for.
+PARTS: Final = ("check", "metric", "publish", "worker")
 #: Where in its prompt an admitted piece lies.
 POSITION_OF: Final = {
     Reason.ADMITTED_WHOLE: "whole",
@@ -322,7 +323,8 @@ _OBSERVER: Final = (
     _counter("spans_exported_total", "Do traces arrive?", "outcome", ("ok", "failed", "dropped")),
     _counter(
         "telemetry_seconds_total",
-        "What does observability cost on the engine thread? Estimated from one step in 16.",
+        "What does observability cost? Check and publish on the engine thread, estimated from one step in 16; worker: "
+        "processor time of the threads beside it.",
         "part",
         PARTS,
         NS,

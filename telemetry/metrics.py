@@ -1,13 +1,15 @@
-"""Metrics. Owns: the numbers behind `/metrics`, counted on the engine thread and read by anyone.
+"""Metrics. Owns: the numbers behind `/metrics`, counted by one thread and read by anyone.
 
-`MetricsSink` keeps every number in flat lists of ints that only the engine thread writes, and publishes copies of them,
-by one reference, after each event that closes something; so a reader sees whole events and takes no lock. What
-threads of the front end count lies in a list of its own behind a lock that the engine thread never takes. What others
-count (checker, sinks) is asked for at scrape time, by `telemetry.exposition`.
+`MetricsSink` keeps every number in flat lists of ints that only the thread which feeds it writes, and publishes copies
+of them, by one reference, after each event that closes something; so a reader sees whole events and takes no lock.
+Beside a live engine that thread is a worker (`telemetry.shared_sink`), which publishes after each batch of events
+instead, and `caught_up` waits for it. What threads of the front end count lies in a list of its own behind a lock. What
+others count (checker, sinks) is asked for at scrape time, by `telemetry.exposition`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from engine.clock import Clock
@@ -48,8 +50,9 @@ class _StepCells(NamedTuple):
 
 
 class MetricsSink(RequestMetrics):
-    """Counts events. Runs on the engine thread; `snapshot` and the front end's hooks are for any thread.
+    """Counts events. One thread feeds it; `snapshot` and the front end's hooks are for any thread.
 
+    in_batches         publish at `flush` only, which whoever feeds it calls after each batch
     clock              the engine's, for ages at scrape time
     expects_responses  a server reports first bytes; see `TimelineTracker`
     late_ns            a token that comes later than this after the one before it is late, and gets a cause
@@ -65,6 +68,7 @@ class MetricsSink(RequestMetrics):
         late_ns: int = 250_000_000,
         ttft_ns: int = 1_000_000_000,
         exemplars: Exemplars | None = None,
+        in_batches: bool = False,
     ) -> None:
         super().__init__(expects_responses=expects_responses, late_ns=late_ns, ttft_ns=ttft_ns, exemplars=exemplars)
         self.clock = clock
@@ -79,7 +83,15 @@ class MetricsSink(RequestMetrics):
         self._admitted_step = -1
         self._positions: list[int] = []
         self._passed_over = 0
+        self._in_batches = in_batches
+        self._due_ns: int | None = None
         self._published = self._books.copy()
+        #: Waits until what was emitted before is counted; False when that takes too long. Set by whoever feeds this
+        #: from a thread of its own; whoever feeds it directly is never behind.
+        self.catch_up: Callable[[], bool] = lambda: True
+        #: Whether an event never came here: then nothing that is counted can be held against other books.
+        self.has_gaps = False
+        self._next_seq = 0
         at = self._books.at
         # First cells of families that every step writes; label values follow in the catalogue's order.
         self._phase_cell = at["step_phase_seconds_total", PHASES[0]]
@@ -126,12 +138,15 @@ class MetricsSink(RequestMetrics):
         return self._idle_since_ns
 
     def snapshot(self) -> tuple[int, ...]:
-        """Every number the engine thread counts, as of the last closed event."""
+        """Every number that events tell, as of the last closed event or batch."""
         often, seldom = self._published
         return often + seldom
 
     def emit(self, event: AnyEvent) -> None:
         """Count one event."""
+        if event.seq != self._next_seq:
+            self.has_gaps |= event.seq > self._next_seq
+        self._next_seq = event.seq + 1
         timeline = self._timeline
         if isinstance(event, PagesMoved):
             self._moved(event)
@@ -163,6 +178,7 @@ class MetricsSink(RequestMetrics):
         self._books.cells[self._books.at[name, label]] = value
 
     def _started(self, event: EngineStarted) -> None:
+        self.has_gaps = False
         self._page_size = event.page_size
         self._max_rows = event.max_running_requests
         self._wall_offset_ns = event.wall_ns - event.t_ns
@@ -328,6 +344,25 @@ class MetricsSink(RequestMetrics):
     def _publish(self, t_ns: int) -> None:
         """Bring gauges and integrals up to date and let readers have them."""
         timeline, cells = self._timeline, self._books.cells
+        if not timeline.queue.waiting:
+            cells[self._waiting_tokens_cell] = cells[self._passed_cell] = 0
+        if not timeline.live:
+            cells[self._promised_cell] = 0
+            if self._idle_since_ns is None:
+                self._idle_since_ns = t_ns
+        if self._in_batches:
+            self._due_ns = t_ns
+            return
+        self._show(t_ns)
+
+    def flush(self) -> None:
+        """Let readers have what was counted since the last time."""
+        due_ns, self._due_ns = self._due_ns, None
+        if due_ns is not None:
+            self._show(due_ns)
+
+    def _show(self, t_ns: int) -> None:
+        timeline, cells = self._timeline, self._books.cells
         queue = timeline.queue
         queue.advance(t_ns)
         at = self._blocker_cell
@@ -344,10 +379,4 @@ class MetricsSink(RequestMetrics):
             len(timeline.emitting),
         )
         self.oldest_waiting_ns = queue.oldest_ns()
-        if not waiting:
-            cells[self._waiting_tokens_cell] = cells[self._passed_cell] = 0
-        if not timeline.live:
-            cells[self._promised_cell] = 0
-        if self._idle_since_ns is None and not timeline.live:
-            self._idle_since_ns = t_ns
         self._published = self._books.copy()

@@ -32,14 +32,14 @@ class Costly:
 def test_costs_are_those_of_the_measured_steps_times_sixteen() -> None:
     clock, kept = Ticks(), RecordingSink()
     check, count = Costly(clock, 7), Costly(clock, 3)
-    fan_out = MeteredFanOut([("publish", kept), ("check", check), ("metric", count)], clock)
+    fan_out = MeteredFanOut([("publish", kept), ("check", check), ("worker", count)], clock)
     run = TimedRun(engine_config(), fan_out)
     run.add("r1", 8, 60, ignore_eos=True)
     run.finish_all()
     assert len(kept.events) == len(run.recorded.events)
     assert check.seen >= 5
     shown = {part: ns for _, part, ns in fan_out.numbers()}
-    assert shown == {"publish": 0, "check": 16 * 7 * check.seen, "metric": 16 * 3 * count.seen}
+    assert shown == {"publish": 0, "check": 16 * 7 * check.seen, "metric": 0, "worker": 16 * 3 * count.seen}
 
 
 def test_a_listener_that_raises_stops_the_others_as_without_measuring() -> None:
@@ -48,7 +48,7 @@ def test_a_listener_that_raises_stops_the_others_as_without_measuring() -> None:
             raise RuntimeError(type(event).__name__)
 
     first, last = RecordingSink(), RecordingSink()
-    fan_out = MeteredFanOut([("publish", first), ("check", Raising()), ("metric", last)], lambda: 0)
+    fan_out = MeteredFanOut([("publish", first), ("check", Raising()), ("worker", last)], lambda: 0)
     with pytest.raises(RuntimeError, match="EngineStarted"):
         TimedRun(engine_config(), fan_out)
     assert len(first.events) == 1

@@ -1,0 +1,73 @@
+"""SharedSink. Owns: one queue and one thread for several listeners that none waits on a disk or a network.
+
+A thread for each listener would wake, and take the interpreter's lock from the engine, once for each of them. A fault
+of one listener is its own: it is counted under its name, and the others hear the event all the same. Whoever may wait
+for something outside of this process (a journal's disk) does not belong here, because the others would wait with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from engine.events import AnyEvent, EventSink
+from telemetry.buffered import CAPACITY, PERIOD_S, BufferedSink, SinkStats
+from telemetry.isolation import IsolatedSink
+
+
+class _Several:
+    """Hands events on to each, in order; never raises."""
+
+    def __init__(self, sinks: Sequence[IsolatedSink]) -> None:
+        self.sinks = tuple(sinks)
+
+    def emit(self, event: AnyEvent) -> None:
+        self.take((event,))
+
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        for sink in self.sinks:
+            sink.take(events)
+
+    def flush(self) -> None:
+        for sink in self.sinks:
+            sink.flush()
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+class SharedSink:
+    """Feeds `listeners`, (component, sink) in order, from one worker thread. `emit` is for the engine thread.
+
+    The last one is closed last: a collector that hangs holds up nobody else.
+    """
+
+    def __init__(
+        self, listeners: Sequence[tuple[str, EventSink]], *, capacity: int = CAPACITY, period_s: float = PERIOD_S
+    ) -> None:
+        self._several = _Several([IsolatedSink(sink, component) for component, sink in listeners])
+        name = listeners[0][0] if len(listeners) == 1 else "listeners"
+        self._queue = BufferedSink(self._several, name, capacity=capacity, period_s=period_s)
+        #: Queues an event; see `BufferedSink`. Without a call in between: this is the engine thread's share.
+        self.emit = self._queue.emit
+        self.catch_up = self._queue.catch_up
+        self.flush = self._queue.flush
+        self.close = self._queue.close
+
+    @property
+    def cpu_ns(self) -> int:
+        """Processor time of the worker."""
+        return self._queue.cpu_ns
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return tuple(sink.component for sink in self._several.sinks)
+
+    def stats(self) -> Iterator[SinkStats]:
+        """For each listener: the counters of the queue, which are those of all, and its own errors."""
+        queue = self._queue.stats()
+        for sink in self._several.sinks:
+            own = sink.stats()
+            yield msgspec.structs.replace(queue, component=own.component, errors=own.errors, last_error=own.last_error)
