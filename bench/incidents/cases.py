@@ -134,6 +134,7 @@ def _chunk_small(numbers: Numbers, look_s: float) -> list[Reading]:
         ("p50 of request_chunks", f"{numbers.quantile(0.5, 'request_chunks'):,.0f}"),
         ("p50 of chunk_tokens", f"{numbers.quantile(0.5, 'chunk_tokens'):,.0f}"),
         ("clipped_tokens_total", _top(numbers.by("clipped_tokens_total", "ledger"))),
+        ("selected_tokens_total, computed", f"{numbers.rate('selected_tokens_total', kind='computed'):,.0f} a second"),
         (f"p99 of {_TBT}", _ms(numbers.quantile(0.99, _TBT))),
     ]
 

@@ -26,6 +26,10 @@ class Numbers:
         """`sum(increase(name{labels}))` over the run."""
         return self._scrapes[-1][1].total(name, **labels) - self._scrapes[0][1].total(name, **labels)
 
+    def rate(self, name: str, **labels: str) -> float:
+        """`sum(rate(name{labels}))`, a second."""
+        return self.increase(name, **labels) / (self._scrapes[-1][0] - self._scrapes[0][0])
+
     def by(self, name: str, label: str) -> dict[str, float]:
         """`sum by (label) (increase(name))` over the run: those above 0, largest first."""
         return self._scrapes[-1][1].by(name, label)
