@@ -76,16 +76,18 @@ def _binding(passes: PassesAnswer | None) -> Answer:
 def _causes(made: list[PassRow]) -> list[tuple[int, str]]:
     """(step, reason) of each pass that ended before the end of the queue.
 
-    A pass that ended because the batch was still full ended for what had filled it: the reason of the pass before.
+    A pass that ended because the batch was still full ended for what had filled it: the reason of a pass before. Where
+    that one is no longer kept, the flag counts only if there is nothing else to say.
     """
-    ends: list[tuple[int, str]] = []
-    before: str | None = None
-    for row in made:
-        reason = before if row.end_reason == "full_flag_set" and before is not None else row.end_reason
-        before = reason
-        if reason not in {None, "queue_end"}:
-            ends.append((row.step, reason or ""))
-    return ends
+    told = [(row.step, row.end_reason or "queue_end") for row in made]
+    before = ""
+    for at, (step, reason) in enumerate(told):
+        if reason != "full_flag_set":
+            before = reason
+        elif before:
+            told[at] = (step, before)
+    ends = [(step, reason) for step, reason in told if reason != "queue_end"]
+    return [end for end in ends if end[1] != "full_flag_set"] or ends
 
 
 def _limit_of(reason: str | None) -> str:

@@ -13,7 +13,7 @@ from dashboard import components, downloads
 from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.fleet import fleet_table
-from dashboard.session import INTERVALS_S, Viewer
+from dashboard.session import INTERVALS_S, Viewer, box_key
 from dashboard.views import VIEWS
 from dashboard.words import LANGUAGES, t
 
@@ -29,13 +29,13 @@ def place_switch(viewer: Viewer) -> None:
     names = [place.name for place in viewer.places]
     if len(names) < 2:
         return
-    if st.session_state.get("source_box") != viewer.place.name:
-        st.session_state["source_box"] = viewer.place.name
+    box = box_key("source", viewer.place.name)
     st.selectbox(
         t("Source"),
         names,
-        key="source_box",
-        on_change=lambda: viewer.show_place(st.session_state["source_box"]),
+        index=names.index(viewer.place.name),
+        key=box,
+        on_change=lambda: viewer.show_place(st.session_state[box]),
         label_visibility="collapsed",
         width=200,
     )
@@ -44,22 +44,23 @@ def place_switch(viewer: Viewer) -> None:
 def pace(viewer: Viewer) -> None:
     """Pause and interval of a live engine, or the speed of a recording; and the language."""
     if viewer.recording is None:
-        if st.session_state.get("pause_box") != viewer.is_paused:
-            st.session_state["pause_box"] = viewer.is_paused
+        pause = box_key("pause", viewer.is_paused)
         st.toggle(
             t("Pause"),
-            key="pause_box",
-            on_change=lambda: viewer.set_pause(paused=st.session_state["pause_box"]),
+            value=viewer.is_paused,
+            key=pause,
+            on_change=lambda: viewer.set_pause(paused=st.session_state[pause]),
             help=t("All panels stand at one moment. Key: space."),
         )
+        interval = box_key("interval", viewer.interval_s)
         st.selectbox(
             t("Refresh every"),
             INTERVALS_S,
             index=INTERVALS_S.index(viewer.interval_s),
             # Said now: Streamlit reads an answer by its label, before the run that follows has a language.
             format_func={s: t("every {n} s", n=f"{s:g}") for s in INTERVALS_S}.__getitem__,
-            key="interval_box",
-            on_change=lambda: viewer.set_interval(st.session_state["interval_box"]),
+            key=interval,
+            on_change=lambda: viewer.set_interval(st.session_state[interval]),
             label_visibility="collapsed",
             width=120,
         )
@@ -74,14 +75,14 @@ def pace(viewer: Viewer) -> None:
             label_visibility="collapsed",
             width=95,
         )
-    if st.session_state.get("lang_box") != viewer.language:
-        st.session_state["lang_box"] = viewer.language
+    lang = box_key("lang", viewer.language)
     st.selectbox(
         t("Language"),
         list(LANGUAGES),
+        index=list(LANGUAGES).index(viewer.language),
         format_func=LANGUAGES.__getitem__,
-        key="lang_box",
-        on_change=lambda: viewer.select("lang", st.session_state["lang_box"]),
+        key=lang,
+        on_change=lambda: viewer.select("lang", st.session_state[lang]),
         label_visibility="collapsed",
         width=120,
     )

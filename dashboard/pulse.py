@@ -199,13 +199,13 @@ def _latency_tile(
 ) -> dict[str, Any]:
     """Median and 99th percentile; red when the latter is above its objective."""
     share = "" if queued is None else f" · {t('{share} in queue', share=f.share(queued, 1.0))}"
-    aim = "" if goal is None else f" · {t('aim {time}', time=f.duration(goal))}"
     is_late = goal is not None and quantiles.p99 is not None and quantiles.p99 > goal
     return {
         "id": name,
         "label": name.upper(),
+        "aim": "" if goal is None else t("aim {time}", time=f.duration(goal)),
         "values": [["p50", *f.seconds(quantiles.p50)], ["p99", *f.seconds(quantiles.p99)]],
-        "sub": f"{when} · n {f.count(quantiles.count)}{share}{aim}" if quantiles.count else t("nothing observed yet"),
+        "sub": f"{when} · n {f.count(quantiles.count)}{share}" if quantiles.count else t("nothing observed yet"),
         "spark": spark,
         "late": is_late,
         "help": "" if not is_late else t("p99 is above the objective of {time}", time=f.duration(goal)),

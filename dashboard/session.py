@@ -18,7 +18,7 @@ from dashboard.feed import PARTS, Asked, Detail, Feed, Look
 from dashboard.places import Opened, Place, Settings
 from dashboard.recorded_feed import RecordedFeed
 from dashboard.theme import Palette, palette
-from dashboard.words import ENGLISH, language_of, speak
+from dashboard.words import ENGLISH, language_of, speak, spoken
 from telemetry.client import LiveSource, Source
 
 INTERVALS_S: Final = (0.5, 1.0, 2.0, 3.0, 5.0)
@@ -282,6 +282,24 @@ class Viewer:
         self.select("pause", 1 if paused else None)
         st.session_state["frozen_detail"] = st.session_state["frozen_asked"] = None
         st.session_state["frozen"] = self._feed.look(PARTS, max_age_s=0.0) if self.is_paused else None
+
+
+def box_key(name: str, value: object) -> str:
+    """Key of the widget that shows `value` and lets it be changed; the widget's default must be `value`.
+
+    A value that changed by another way gets a new widget. To move the old one would need its new value to reach the
+    browser: a run that is broken off leaves the old one there, which would then come back as if it had been chosen.
+    """
+    versions: dict[str, int] = st.session_state.setdefault("box_versions", {})
+    key = _versioned(name, versions.get(name, 0))
+    if key in st.session_state and st.session_state[key] != value:
+        versions[name] = versions.get(name, 0) + 1
+    return _versioned(name, versions.get(name, 0))
+
+
+def _versioned(name: str, version: int) -> str:
+    # The browser names a choice by its label: a widget of one language must not be asked about another's.
+    return f"{name}_box{version or ''}" + ("" if spoken() == ENGLISH else f"_{spoken()}")
 
 
 def natural(text: str) -> int:

@@ -46,7 +46,9 @@ function tile(data, root) {
   link(box, data.go, root);
   box.title = data.help ?? "";
   box.dataset.testid = `tile-${data.id}`;
-  box.append(el("div", "label", data.label));
+  const label = el("div", "label", data.label);
+  if (data.aim) label.append(el("span", "aim", data.aim));
+  box.append(label);
   const numbers = el("div", "numbers");
   data.values.forEach(([name, number, unit], index) => {
     const item = el("span", index ? `number second${data.late ? " late" : ""}` : "number");

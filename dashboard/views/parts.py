@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import charts, frames, tables
 from dashboard import formats as f
 from dashboard.components import live_table
-from dashboard.session import Viewer
+from dashboard.session import Viewer, box_key
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
 from telemetry.observe import Timeline
@@ -34,16 +34,14 @@ def choice(viewer: Viewer, name: str, options: Mapping[str, str], *, label: str)
     """
     chosen = viewer.selection(name)
     value = chosen if chosen is not None and chosen in options else next(iter(options))
-    box = f"{name}_box"
-    # The choice is kept apart from the widget, which another way to the same choice does not move by itself.
-    if st.session_state.get(box) != value:
-        st.session_state[box] = value
+    box = box_key(name, value)
     # Said now: Streamlit reads an answer by its label, before the run that follows has a language.
     said = {option: t(text) for option, text in options.items()}
     st.segmented_control(
         t(label),
         list(options),
         format_func=said.__getitem__,
+        default=value,
         key=box,
         label_visibility="collapsed",
         # The control lets its choice be taken back; here something is always chosen.

@@ -87,6 +87,8 @@ def test_a_batch_that_is_still_full_counts_for_what_filled_it() -> None:
     said = line(look, "ledger")
     assert said["head"] == "KV current:"
     assert said["rest"].startswith("it ended 3 of the last 5 passes")
+    assert "full flag" not in said["rest"]
+    assert line(Look(passes=passes("full_flag_set")), "ledger")["head"] == "full flag set:"
 
 
 def test_queueing_is_told_of_the_slowest_hundredth() -> None:

@@ -151,16 +151,16 @@ def test_everything_that_is_selected_stands_in_the_address(page: Page, engine: F
     rid, step = engine.waiting[2].rid, next(row.step for row in engine.passes if row.candidates)
     at = select(page(), view="admission", step=step, rid=rid, lang="zh-CN").run()
     assert component(at, "live_table", "passes")["selected"] == str(step)
-    at.segmented_control(key="view_box").set_value("kv").run()
+    at.segmented_control(key="view_box_zh-CN").set_value("kv").run()
     assert at.query_params["view"] == "kv"
     assert at.query_params["step"] == str(step)
-    at.segmented_control(key="mode_box").set_value("owner").run()
+    at.segmented_control(key="mode_box_zh-CN").set_value("owner").run()
     assert component(at, "page_map")["mode"] == "owner"
     again = page()
     again.query_params.update(at.query_params)
     again.run()
     assert component(again, "page_map")["mode"] == "owner"
-    assert again.segmented_control(key="view_box").options[0] == "当前"
+    assert again.segmented_control(key="view_box_zh-CN").options[0] == "当前"
     assert component(opened(again, "now"), "live_table", "queue")["selected"] == rid
 
 
