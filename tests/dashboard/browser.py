@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -48,11 +48,15 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def streamlit(engine_url: str, log: Path) -> Iterator[str]:
-    """The page served as a user would serve it: by path, with no flag that the page needs. Yields its address."""
+def streamlit(engine_url: str, log: Path, *, journals: Sequence[Path] = ()) -> Iterator[str]:
+    """The page served as a user would serve it: by path, with no flag that the page needs. Yields its address.
+
+    journals  shown instead of the engine
+    """
+    shown = [word for journal in journals for word in ("--journal", str(journal))] or ["--url", engine_url]
     port = free_port()
     command = [sys.executable, "-m", "streamlit", "run", str(REPOSITORY / "dashboard" / "app.py")]
-    command += ["--server.port", str(port), "--server.address", "127.0.0.1", "--", "--url", engine_url]
+    command += ["--server.port", str(port), "--server.address", "127.0.0.1", "--", *shown]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
         try:
