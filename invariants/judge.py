@@ -23,8 +23,8 @@ from engine.events import (
     StepPlanned,
 )
 from engine.request import Cause
-from invariants import budget_laws, chunk_laws, lock_laws, page_laws, step_laws
-from invariants.members import ADMIT, ARRIVE, FINISHED, PREEMPT, WAITING
+from invariants import budget_laws, chunk_laws, lock_laws, page_laws, step_laws, usual
+from invariants.members import ADMIT, ARRIVE, FINISHED, PREEMPT
 from invariants.shadow import Shadow
 from invariants.violation import InvariantViolation, Report
 from invariants.watch import Watch
@@ -99,8 +99,6 @@ class Judge:
 
     def _on_transition(self, event: RequestTransitioned) -> None:
         books, report, counts, cause = self.books, self._report, self._counts, event.cause
-        if cause is ARRIVE and self._arrives(event):
-            return
         if books.claims and cause is not ADMIT:  # an admission's laws do not ask where pages are
             self._follow_claims()
         if cause in _COMMIT_CAUSES:
@@ -109,8 +107,16 @@ class Judge:
             books.in_commit = True
             if cause is PREEMPT:
                 books.count_preempted(event.rid)
-        request = step_laws.on_transition(books, event, report)
         counts["step"] += 1
+        follow = usual.BY_CAUSE.get(cause, usual.ends)
+        if follow(books, self.watch, event):
+            counts["request"] += 1
+            counts["chunk"] += 1
+            counts["lock"] += 1
+            if cause is not ARRIVE and not books.in_commit and books.plan is None:
+                books.take_view()
+            return
+        request = step_laws.on_transition(books, event, report)
         if request is None:
             return
         self.watch.on_transition(event)
@@ -126,30 +132,6 @@ class Judge:
         books.set_state(request, target)
         if not books.in_commit and books.plan is None:
             books.take_view()  # an end between two steps: the next plan sees it
-
-    def _arrives(self, event: RequestTransitioned) -> bool:
-        """Follow the transition that a life begins with. False, and nothing is followed, when anything is odd."""
-        books, counts = self.books, self._counts
-        request = books.requests.get(event.rid)
-        if (
-            request is None
-            or request.state is not None
-            or event.source is not None
-            or event.target is not WAITING
-            or event.row is not None
-            or event.computed_len
-            or event.cached_len
-            or event.num_retractions
-            or books.claims
-        ):
-            return False
-        self.watch.queue.changes += 1
-        books.set_state(request, WAITING)
-        counts["step"] += 1
-        counts["request"] += 1
-        counts["chunk"] += 1
-        counts["lock"] += 1
-        return True
 
     # -- a step ----------------------------------------------------------------------------------------------------
 

@@ -43,15 +43,12 @@ def finish_reason(cause: Cause) -> str:
     return (FinishReason.LENGTH if cause is Cause.KV_POOL_EXHAUSTED else FinishReason.REFUSED).value
 
 
-#: The same for every cause; looked up at each end.
-_REASON_OF: Final = {cause: finish_reason(cause) for cause in Cause}
-
-
 class MeterBooks:
     """Totals of one engine life.
 
-    totals        counters, and the requests that ended by reason; those that most steps raise are kept apart:
-    steps, examined   by kind and by reason; tokens: of outputs; chosen_tokens, cached_tokens: of admitted pieces
+    totals        counters; those that most steps or lives raise are kept apart:
+    steps, examined, ends   by kind, by reason, by cause; tokens: of outputs; chosen_tokens, cached_tokens: of admitted
+                  pieces; found_tokens, new_tokens: of prompts, cached or not at the first admission
     arrived, admitted, first_tokens, many_tokens   requests: all; admitted once; with a token; ended with two or more
     last_plan, closing   the last plan, and the last that made a pass
     promising     the last plan, None once everybody it promised something to has left
@@ -61,7 +58,8 @@ class MeterBooks:
         self.totals: dict[Key, int] = {}
         self.steps: dict[str, int] = {}
         self.examined: dict[str, int] = {}
-        self.tokens = self.chosen_tokens = self.cached_tokens = 0
+        self.ends: dict[str, int] = dict.fromkeys(Cause, 0)
+        self.tokens = self.chosen_tokens = self.cached_tokens = self.found_tokens = self.new_tokens = 0
         self.arrived = self.admitted = self.first_tokens = self.many_tokens = self.ended = self.pieces = 0
         self.last_plan: StepPlanned | None = None
         self.promising: StepPlanned | None = None
@@ -91,13 +89,12 @@ class MeterBooks:
         if event.cause is ADMIT:
             if not track.ways_back:
                 self.admitted += 1
-                self._add("prompt_tokens_total", "cached", event.cached_len)
-                self._add("prompt_tokens_total", "computed", event.prompt_len - event.cached_len)
+                self.found_tokens += event.cached_len
+                self.new_tokens += event.prompt_len - event.cached_len
         elif event.target is FINISHED:
             self.ended += 1
             self.many_tokens += event.output_len > 1
-            self._add("requests_finished_total", _REASON_OF[event.cause])
-            self._add("request_ends_total", event.cause)
+            self.ends[event.cause] += 1
 
     def on_plan(self, books: Shadow, event: StepPlanned) -> None:
         """What a plan does, and what it left in its ledgers."""

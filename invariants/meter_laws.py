@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from engine.request import RequestState
-from invariants.meter_books import Key, MeterBooks, Readings
+from engine.request import Cause, RequestState
+from invariants.meter_books import Key, MeterBooks, Readings, finish_reason
 from invariants.page_book import STATE_NAMES
 from invariants.queue_books import QueueBooks
 from invariants.shadow import Shadow
@@ -80,6 +80,12 @@ def _total(meters: MeterBooks, family: str, label: str) -> int:
         return meters.examined.get(label, 0)
     if family == "selected_tokens_total":
         return meters.cached_tokens if label == "cached" else meters.chosen_tokens
+    if family == "prompt_tokens_total":
+        return meters.found_tokens if label == "cached" else meters.new_tokens
+    if family == "request_ends_total":
+        return meters.ends.get(label, 0)
+    if family == "requests_finished_total":
+        return sum(count for cause, count in meters.ends.items() if finish_reason(Cause(cause)) == label)
     return meters.totals.get((family, label), 0)
 
 

@@ -97,10 +97,7 @@ class QueueBooks:
         if track is None:
             return None
         if event.cause is ADMIT:
-            self._leave(track, event.t_ns)
-            track.cached, track.computed = event.cached_len, 0
-            if track.admitted_ns is None:
-                track.admitted_ns = event.t_ns
+            self.admit(track, event)
         elif event.cause in PUSHED_BACK:
             self._entries += 1
             track.entry, track.entered_ns = self._entries, event.t_ns
@@ -110,13 +107,24 @@ class QueueBooks:
             self.victims.append((event.rid, event.cause))
         elif event.target is FINISHED:
             self._leave(track, event.t_ns)
-            track.ended_ns = event.t_ns
-            del self.live[event.rid]
-            self.ends += 1
-            self.ended[event.rid] = track
-            if len(self.ended) > REMEMBERED:
-                del self.ended[next(iter(self.ended))]
+            self.end(track, event)
         return track
+
+    def admit(self, track: Track, event: RequestTransitioned) -> None:
+        """Out of the queue, admitted."""
+        self._leave(track, event.t_ns)
+        track.cached, track.computed = event.cached_len, 0
+        if track.admitted_ns is None:
+            track.admitted_ns = event.t_ns
+
+    def end(self, track: Track, event: RequestTransitioned) -> None:
+        """The end of one that is not in the queue."""
+        track.ended_ns = event.t_ns
+        del self.live[track.rid]
+        self.ends += 1
+        self.ended[track.rid] = track
+        if len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
 
     def _leave(self, track: Track, t_ns: int) -> None:
         if self.waiting.pop(track.rid, None) is not None:

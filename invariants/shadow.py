@@ -170,6 +170,15 @@ class Shadow:
             request.token_step = step
             request.outputs += 1
 
+    def is_token_due(self, request: ShadowRequest, step: int) -> bool:
+        """Whether the step in flight samples a row of `request` whose token is not counted yet."""
+        plan, running = self.plan, self.running
+        if plan is None or request.token_step == step:
+            return False
+        if request.state is DECODE and running.named is plan.decodes and request.rid not in running.came:
+            return self.is_sampled_as_due or request.rid in plan.sampling
+        return request.rid in plan.sampling
+
     # -- exact accounting ------------------------------------------------------------------------------------------
 
     def pages(self, tokens: float) -> int:

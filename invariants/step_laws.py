@@ -69,7 +69,7 @@ def on_transition(books: Shadow, event: RequestTransitioned, report: Report) -> 
 
 def on_end(books: Shadow, event: RequestTransitioned, request: ShadowRequest, report: Report) -> None:
     """The last counts of a request."""
-    sampled = books.plan is not None and event.rid in books.plan.sampling and request.token_step != event.step
+    sampled = books.is_token_due(request, event.step)
     # Whoever is aborted while its row is under way waits for its token; only a failed step brings none.
     due = request.outputs + (sampled and event.cause is not Cause.ERROR)
     if event.output_len != due:
