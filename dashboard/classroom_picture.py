@@ -220,16 +220,21 @@ def _ticks(steps: int) -> list[int]:
 
 
 def formulas(texts: Iterable[str]) -> str:
-    """Lines of arithmetic; results and codes after the last sign stand out."""
-    lines = []
-    for text in texts:
-        sign = "->" if " -> " in text else "=" if " = " in text else ""
-        head, _, tail = text.rpartition(f" {sign} ") if sign else (text, "", "")
-        shown = (
-            f"{escape(head)} {'→' if sign == '->' else escape(sign)} <b>{escape(tail)}</b>" if sign else escape(text)
-        )
-        lines.append(f"<li>{shown.replace('&lt;=', '≤').replace('&gt;=', '≥').replace(' - ', ' − ')}</li>")
-    return f'<ul class="cr-formulas">{"".join(lines)}</ul>' if lines else ""
+    """Lines of arithmetic; the result, or the code after an arrow, stands out."""
+    lines = "".join(f"<li>{_formula(text)}</li>" for text in texts)
+    return f'<ul class="cr-formulas">{lines}</ul>' if lines else ""
+
+
+def _formula(text: str) -> str:
+    head, arrow, tail = text.rpartition(" -> ")
+    if not arrow:
+        head, _, tail = text.rpartition(" ")
+        if " = " not in text:
+            head, tail = text, ""
+    shown = f"{head}{' → ' if arrow else ' '}" if head else ""
+    for plain, sign in ((" <= ", " ≤ "), (" >= ", " ≥ "), (" - ", " − ")):
+        shown = shown.replace(plain, sign)
+    return f"{escape(shown)}<b>{escape(tail)}</b>" if tail else escape(shown)
 
 
 #: English; translated where they are shown.

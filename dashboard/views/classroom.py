@@ -82,14 +82,15 @@ def _colours(viewer: Viewer) -> str:
 def _bar(viewer: Viewer, lessons: Mapping[str, Lesson], lesson: Lesson, story: Story, at: int) -> None:
     last = len(story.moments) - 1
     titles = {name: each.title.text.say(viewer.language) for name, each in lessons.items()}
+    box = f"lesson_box_{viewer.language}_{lesson.id}"
     with st.container(horizontal=True, vertical_alignment="bottom", key="cr_bar"):
         st.selectbox(
             t("Lesson"),
             list(titles),
             index=list(titles).index(lesson.id),
             format_func=titles.__getitem__,
-            key=f"lesson_box_{viewer.language}",
-            on_change=lambda: _open(viewer, st.session_state[f"lesson_box_{viewer.language}"]),
+            key=box,
+            on_change=lambda: _open(viewer, st.session_state[box]),
             width=340,
         )
         _button(t("Back"), "cr_back", lambda: _go(viewer, at - 1), shortcut="Left", disabled=at == 0)
@@ -130,15 +131,15 @@ def _button(
 
 
 def _slider(viewer: Viewer, last: int, at: int) -> None:
-    # The place is kept apart from the widget, which Back and Next do not move by themselves.
-    if st.session_state.get("cr_place") != at:
-        st.session_state["cr_place"] = at
+    # A widget of its own for each place: one that Back and Next move would jump while a refresh meets a finger on it.
+    key = f"cr_place_{at}"
     st.slider(
         t("Moment {at} of {last}", at=at, last=last),
         0,
         max(last, 1),
-        key="cr_place",
-        on_change=lambda: _go(viewer, st.session_state["cr_place"]),
+        value=at,
+        key=key,
+        on_change=lambda: _go(viewer, st.session_state[key]),
         width=320,
     )
 
@@ -265,14 +266,13 @@ def _change(viewer: Viewer, lesson: Lesson, changes: Changes) -> None:
         for parameter in lesson.parameter:
             own = getattr(lesson.engine, parameter.name)
             values = [own, *(value for value in parameter.values if value != own)]
-            key = f"set_{lesson.id}_{parameter.name}"
             value = now.get(parameter.name, own)
-            if st.session_state.get(key) != value:
-                st.session_state[key] = value
+            key = f"set_{lesson.id}_{parameter.name}_{value}"
             told = {value: classroom.value_text(value) for value in values}
             st.selectbox(
                 parameter.name,
                 values,
+                index=values.index(value),
                 format_func=told.__getitem__,
                 key=key,
                 help=None if parameter.look_for is None else parameter.look_for.text.say(viewer.language),

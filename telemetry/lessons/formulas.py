@@ -115,8 +115,11 @@ def asked(state: SchedulerState, request: Request, found: AdmissionDecision) -> 
     left = min(max(request.max_new_tokens - outputs, 0), state.config.clip_max_new_tokens)
     size = state.kv.page_size
     if isinstance(state.accounting, ReferenceAccounting):
-        name = "max_new - outputs" if outputs else "max_new"
-        terms = [plus("extend", found.candidate_extend), plus(name, left), plus("page", size)]
+        # Outputs that it has already are part of what is computed, and not to come again.
+        more = (
+            Term(left, f"(max_new {request.max_new_tokens} - outputs {outputs})") if outputs else plus("max_new", left)
+        )
+        terms = [plus("extend", found.candidate_extend), more, plus("page", size)]
     else:
         whole = request.prompt_len + outputs + max(left - 1, 0)
         terms = [
@@ -141,11 +144,11 @@ def admitted(state: SchedulerState, found: AdmissionDecision, *, unit: int) -> l
         charge = state.accounting.rounded(found.candidate_extend)
         asks = f"ceil{size}(extend {found.candidate_extend}) {charge}"
         if not found.is_chunked:
-            lines.append(Formula(f"{asks} <= rem_chunk {chunk} -> all of it"))
+            lines.append(Formula(f"{asks} <= rem_chunk {chunk} -> extend {found.selected_extend}"))
         else:
             cut = (found.prefix_len + chunk // unit * unit) // size * size - found.prefix_len
-            how = f"floor{unit}(rem_chunk {chunk}) = " if cut == found.selected_extend else ""
-            lines.append(Formula(f"{asks} > rem_chunk {chunk} -> cut to {how}{found.selected_extend}"))
+            how = f"floor{unit}(rem_chunk {chunk})" if cut == found.selected_extend else "extend"
+            lines.append(Formula(f"{asks} > rem_chunk {chunk} -> {how} {found.selected_extend}"))
     return lines + charges(state, found)
 
 
