@@ -18,6 +18,7 @@ from telemetry.sim.measure import BINS, Served, quantile_of
 _F64 = NDArray[np.float64]
 LOW: Final = 0.025
 HIGH: Final = 0.975
+_LEAST: Final = float(np.nextafter(0.0, 1.0))
 
 
 class Values:
@@ -33,7 +34,7 @@ class Values:
         if not len(self._sorted):
             return None
         sums = np.cumsum(weights[self._order])
-        place = int(np.searchsorted(sums, share * sums[-1]))
+        place = int(np.searchsorted(sums, max(share * sums[-1], _LEAST)))
         return float(self._sorted[min(place, len(self._sorted) - 1)])
 
     def mean(self, weights: _F64) -> float | None:

@@ -23,6 +23,7 @@ from engine.scheduler.plan import StepKind
 _LEAST_NS: Final = 1_000
 _GROWTH: Final = math.log(1.01)
 BINS: Final = 2_600
+_LEAST: Final = float(np.nextafter(0.0, 1.0))
 #: Middle of each bin, in seconds.
 BIN_S: Final[NDArray[np.float64]] = _LEAST_NS / 1e9 * np.exp((np.arange(BINS) + 0.5) * _GROWTH)
 _SERVED: Final = frozenset({Cause.STOP, Cause.LENGTH, Cause.KV_POOL_EXHAUSTED})
@@ -188,7 +189,8 @@ class Histogram:
 
     def quantile_s(self, share: float) -> float | None:
         """None when there is nothing in it."""
-        return quantile_of(self.counts, share)
+        found = quantile_of(self.counts, share)
+        return min(found, self.most_ns / 1e9) if found is not None and self.most_ns else found
 
 
 def quantile_of(counts: NDArray[np.int64] | NDArray[np.float64], share: float) -> float | None:
@@ -196,4 +198,5 @@ def quantile_of(counts: NDArray[np.int64] | NDArray[np.float64], share: float) -
     sums = np.cumsum(counts)
     if not sums[-1]:
         return None
-    return float(BIN_S[int(np.searchsorted(sums, share * sums[-1]))])
+    # Of a share of nothing, the least that was counted: not the first bin, which may be empty.
+    return float(BIN_S[int(np.searchsorted(sums, max(share * sums[-1], _LEAST)))])
