@@ -159,7 +159,8 @@ ALERTS: Final = (
         60,
         "ticket",
         "Running requests are pushed back again and again: too much is admitted.",
-        "`new_token_ratio` on board admission; raise `schedule_conservativeness`, or the pool.",
+        "`promised_pages` on board admission; raise `clip_max_new_tokens` where answers are longer, then "
+        "`schedule_conservativeness`; or a larger pool, or a smaller `max_running_requests`.",
     ),
     Alert(
         "AdmitscopeTTFTSLOBurn",
@@ -203,7 +204,8 @@ ALERTS: Final = (
         300,
         "ticket",
         "Passes end for want of memory while a third of the pool could be had: too much is promised.",
-        "`promised_pages` and `new_token_ratio`; lower `schedule_conservativeness`, or try `kv_accounting=exact`.",
+        "need and have of the first in the queue, `promised_pages`; lower `clip_max_new_tokens` to what answers take, "
+        "or `schedule_conservativeness`.",
     ),
     Alert(
         "AdmitscopeTelemetryLoss",

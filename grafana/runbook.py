@@ -10,6 +10,13 @@ from typing import Final
 
 from grafana.rules import ALERTS, REAL_TIME, RECORDINGS
 
+#: Alerts of which docs/debugging.md makes one, finds its cause and cures it: the headings there.
+WALKS: Final = {
+    "AdmitscopeStarvation": "Starvation behind a long prompt",
+    "AdmitscopeRetractStorm": "A storm of retractions",
+    "AdmitscopeReservationTooLarge": "Over-reservation: the queue waits beside free pages",
+    "AdmitscopeTTFTSLOBurn": "A chunk that is too small",
+}
 PAGE: Final = Path(__file__).parents[1] / "docs" / "alerts.md"
 _HEAD: Final = """# Alerts
 
@@ -28,11 +35,20 @@ def page() -> str:
         held = f" for {REAL_TIME.window(alert.hold_s)}" if alert.hold_s else ""
         parts.append(
             f"## {alert.name}\n\n**{alert.meaning}** ({alert.severity}{held})\n\nLook at: {alert.look}\n\n"
-            f"```promql\n{alert.expr(REAL_TIME)}\n```\n"
+            f"{_walk(alert.name)}```promql\n{alert.expr(REAL_TIME)}\n```\n"
         )
     windows = "\n".join(f"- `{rule.name}`: share of `{rule.histogram}` above {rule.bound:g} s" for rule in RECORDINGS)
     parts.append(f"## Recorded ratios\n\nWhat the burn alerts read:\n\n{windows}\n")
     return "\n".join(parts)
+
+
+def _walk(name: str) -> str:
+    """A line that links the incident of this alert, where there is one."""
+    heading = WALKS.get(name)
+    if heading is None:
+        return ""
+    anchor = heading.lower().replace(":", "").replace(" ", "-")
+    return f"One of these, step by step: [{heading}](debugging.md#{anchor}).\n\n"
 
 
 def main() -> int:

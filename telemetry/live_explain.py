@@ -33,8 +33,8 @@ _REMEDY: Final = {
     "chunk": "The next step has a new slice of chunked_prefill_size; decode rows and earlier prompts go first.",
     "kv_now": "Pages come free when a running request ends, or a cached prefix that nobody holds is evicted.",
     "kv_total": (
-        "It is admitted once a running request ends or has less left to generate; a lower max_tokens, a lower "
-        "schedule_conservativeness or a larger pool would admit it sooner."
+        "It is admitted once a running request ends or has less left to generate; a lower max_tokens, "
+        "clip_max_new_tokens or schedule_conservativeness, or a larger pool, would admit it sooner."
     ),
     "rows": "It is admitted once a running request ends, or with a larger max_running_requests.",
     "chunk_slot": "It is admitted after the last piece of the other prompt, or with a larger chunked_prefill_size.",

@@ -16,6 +16,7 @@ from bench.incidents.cases import Incident
 from bench.incidents.numbers import Numbers
 from bench.incidents.receiver import Receiver
 from bench.incidents.world import Client, Run, World, said
+from engine.config import EngineConfig
 from telemetry.explain import Explanation, explain
 from telemetry.observe import QueueAnswer
 
@@ -197,13 +198,20 @@ def _most_waiting(run: Run) -> float:
 
 
 def _cured(incident: Incident, table: Mapping[str, tuple[float, float]]) -> list[str]:
-    defaults = {flag: incident.flags.get(flag, "default") for flag in incident.cure}
-    lines = [f"--{flag} {value}    (was: {defaults[flag]})" for flag, value in incident.cure.items()]
+    was = {flag: incident.flags.get(flag) or f"{_default(flag)}, the default" for flag in incident.cure}
+    lines = [f"--{flag} {value}    (was: {was[flag]})" for flag, value in incident.cure.items()]
     width = max(map(len, table))
     lines += ["", f"{'':<{width}}  {'before':>10}  {'after':>10}"]
     for name, (old, new) in table.items():
         lines.append(f"{name:<{width}}  {_figure(old):>10}  {_figure(new):>10}")
     return lines
+
+
+def _default(flag: str) -> str:
+    """Of a flag such as `scheduler.clip-max-new-tokens`."""
+    part, _, name = flag.partition(".")
+    value = EngineConfig().model_dump()[part][name.replace("-", "_")]
+    return "none" if value is None else str(value)
 
 
 def _figure(value: float) -> str:
