@@ -103,6 +103,10 @@ bench-scrape: $(STAMP)  ## how long a scrape of /metrics holds up the engine thr
 bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
 	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
 
+.PHONY: bench-sim
+bench-sim: $(STAMP)  ## the simulator on an hour of Mooncake traffic: time and memory (ARGS="--limit 1000")
+	$(BIN)/python -m bench.simulation $(ARGS)
+
 conformance: $(STAMP)  ## every recorded decision of the reference (DIR=folder of further cases)
 	$(BIN)/python -m tests.conformance.run $(DIR)
 

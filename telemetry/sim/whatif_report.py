@@ -13,7 +13,7 @@ from telemetry.sim.whatif_words import signed
 def show_comparison(result: WhatifResult, console: Console) -> None:
     """Everything but the pairs."""
     say = console.print
-    say(result.sentence, highlight=False, markup=False)
+    say(result.sentence, highlight=False, markup=False, soft_wrap=True)
     say(f"{result.requests:,} requests compared in pairs, {result.left_out:,} left out", highlight=False)
     say()
     say(_figures(result.compared, result.resamples))

@@ -27,13 +27,13 @@ def test_would_a_smaller_chunk_help(tmp_path: Path) -> None:
         page = visit.page
         page.goto(f"{url}/?view=what_if")
         chunk = page.get_by_label("Chunk size (tok)", exact=True)
-        expect(chunk).to_have_value("2048", timeout=2 * PATIENCE_MS)
+        expect(chunk).to_have_value("2048", timeout=6 * PATIENCE_MS)
         chunk.fill("128")
         chunk.press("Tab")
         page.get_by_role("button", name="Compare", exact=True).click()
         answer = page.get_by_test_id("whatif-sentence")
         expect(answer).to_contain_text(
-            "A chunk of 128 instead of 2\u202f048 tokens: TBT p99 from ", timeout=4 * PATIENCE_MS
+            "A chunk of 128 instead of 2\u202f048 tokens: TBT p99 from ", timeout=6 * PATIENCE_MS
         )
         assert "whatif=scheduler.chunked_prefill_size" in page.url
         expect(page.locator("canvas, svg.marks").first).to_be_visible()
@@ -42,7 +42,7 @@ def test_would_a_smaller_chunk_help(tmp_path: Path) -> None:
         page.wait_for_timeout(1_000)
         page.screenshot(path=ARTIFACTS / "page-what-if-1440x900.png")
         page.get_by_role("button", name="in Admission").first.click()
-        expect(page.get_by_role("gridcell", name="admitted whole").first).to_be_visible(timeout=2 * PATIENCE_MS)
+        expect(page.get_by_role("gridcell", name="admitted whole").first).to_be_visible(timeout=6 * PATIENCE_MS)
         assert "view=admission" in page.url
         assert "source=what+if%2C+before" in page.url
         visit.clean()
