@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import threading
+import time
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ from telemetry.schema import LineUnion
 SPACING: Final = 8_192
 #: States kept at most; when there are more, every other one goes and the spacing doubles.
 MAX_STATES: Final = 48
+
+#: Events after which the reading thread lets others run.
+_BREATHE: Final = 128
 
 _PACK: Final = msgspec.msgpack.Encoder()
 _UNPACK: Final = msgspec.msgpack.Decoder(AnyEvent)
@@ -211,6 +215,8 @@ class Recording:
                 return  # refusals that are only counted, and holes: `feed` has a note about both
             if isinstance(event, EngineStarted):
                 self._wall_ns = event.wall_ns
+            if len(self._events) % _BREATHE == _BREATHE - 1:
+                time.sleep(0.001)  # whoever asks meanwhile, in another thread, must not wait for the whole journal
             self._seqs.append(event.seq)
             self._events.append(_PACK.encode(event))
             clock.t_ns = event.t_ns

@@ -48,15 +48,16 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def streamlit(engine_url: str, log: Path, *, journals: Sequence[Path] = ()) -> Iterator[str]:
+def streamlit(engine_url: str, log: Path, *, journals: Sequence[Path] = (), words: Sequence[str] = ()) -> Iterator[str]:
     """The page served as a user would serve it: by path, with no flag that the page needs. Yields its address.
 
     journals  shown instead of the engine
+    words     more of the page's own command line
     """
     shown = [word for journal in journals for word in ("--journal", str(journal))] or ["--url", engine_url]
     port = free_port()
     command = [sys.executable, "-m", "streamlit", "run", str(REPOSITORY / "dashboard" / "app.py")]
-    command += ["--server.port", str(port), "--server.address", "127.0.0.1", "--", *shown]
+    command += ["--server.port", str(port), "--server.address", "127.0.0.1", "--", *shown, *words]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
         try:

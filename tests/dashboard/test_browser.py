@@ -258,7 +258,7 @@ def test_fr_48_a_gone_engine_is_said_aloud_and_its_return_needs_no_reload(visito
             visit.open(url)
             server.__exit__()
             banner = visit.page.locator(".banner")
-            expect(banner).to_contain_text("The engine does not answer. Last contact ")
+            expect(banner).to_contain_text(re.compile(r"The engine does not answer since \S+ Last contact "))
             visit.page.wait_for_function("document.documentElement.dataset.admitscope === 'old'")
             expect(visit.page.locator(".fresh.old")).to_be_visible()
             visit.picture("page-engine-gone-1440x900")
@@ -303,3 +303,45 @@ def test_the_page_fits_its_window(
     too_wide = visit.page.evaluate("document.querySelector('.stMain').scrollWidth - window.innerWidth")
     assert too_wide <= 0, f"the page is {too_wide} px wider than the window"
     visit.picture(f"page-{view}-{size[0]}x{size[1]}-{scheme}")
+
+
+def test_title_bars_and_queue_of_a_pass_stay_together_under_load(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url, "admission")
+    story = visit.page.locator(".st-key-pass_story section.pass")
+    story.wait_for()
+    seen = set()
+    for _ in range(12):
+        title, *others = story.evaluate(
+            """root => [root.querySelector('h3').textContent.replace(/\\D/g, ''), root.dataset.step,
+                root.querySelector('.ledgers').dataset.step]"""
+        )
+        assert others == [title, title]
+        seen.add(title)
+        visit.page.wait_for_timeout(300)
+    assert len(seen) > 1
+    expect(story.locator("figure[data-ledger=rem_chunk] .line").first).to_contain_text("limit")
+
+
+def test_a_lane_that_is_clicked_tells_its_story(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url, "requests")
+    chart = visit.page.locator(".st-key-lanes_of_requests")
+    bar = chart.locator(".mark-rect path").first
+    bar.wait_for()
+    visit.page.locator(".st-key-pause_box label").click()
+    expect(visit.page.get_by_test_id("data-age")).to_contain_text("paused")
+    bar.click(force=True)
+    visit.page.get_by_text("What happened, and why").wait_for()
+    visit.page.wait_for_url("**rid=*")
+    expect(visit.page.locator(".st-key-lane_of_request .mark-rect path").first).to_be_visible()
+    visit.page.locator(".st-key-raw_records summary").click()
+    expect(visit.page.locator(".st-key-raw_records")).to_contain_text("timeline")
+
+
+def test_the_latency_view_draws_its_charts_and_answers_in_words(stage: Stage, visitor: Visitor) -> None:
+    visit = visitor()
+    visit.open(stage.url, "latency")
+    expect(visit.page.get_by_test_id("p99-queueing")).to_contain_text("of p99 TTFT is queueing")
+    for key in ("ttft_stack", "gap_histogram", "first_tokens", "slo_deciles"):
+        visit.page.locator(f".st-key-{key} .mark-rect path, .st-key-{key} .mark-symbol path").first.wait_for()
