@@ -73,7 +73,11 @@ def _configured(engine: Engine, source: str) -> None:
 def fault_lines(error: ValidationError) -> list[str]:
     """One line per fault: field, limit, value."""
     lines = []
-    for fault in error.errors(include_url=False):
+    faults = error.errors(include_url=False)
+    for fault in faults:
+        if fault["type"] == "too_short" and any(len(other["loc"]) > len(fault["loc"]) for other in faults):
+            # A list is short of what was refused for itself.
+            continue
         field = _path(fault["loc"])
         message = fault["msg"].removeprefix("Value error, ")
         value = fault["input"]

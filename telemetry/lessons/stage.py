@@ -193,23 +193,29 @@ class Stage:
         return name if (page + 1) * self.page_size <= shared else rid
 
     def _set_up(self) -> None:
-        """What is there before step 1: requests that run already, then cached prefixes, which are newer therefore."""
+        """What is there before step 1: cached prefixes, and requests that run already."""
         self._check_room()
+        kv = self.core.kv
+        cached = {
+            prefix.name: self._keyer.of(_ids(prefix.name, prefix.tokens))[0]
+            for prefix in self.lesson.prefix
+            if prefix.cached
+        }
+        for name, keys in cached.items():
+            self._putting = name
+            lease = kv.acquire("cached", keys[:0])
+            kv.extend(lease, len(keys) * self.page_size)
+            kv.release(lease, keys)
+        self._putting = ""
         running = [request for request in self.lesson.request if request.already]
         for count in range(max((request.already for request in running), default=0), 0, -1):
             starting = [request for request in running if request.already == count]
             for request in starting:
                 self.arrive(request)
             self._warm_step(starting)
-        kv = self.core.kv
-        for prefix in self.lesson.prefix:
-            if prefix.cached:
-                keys = self._keyer.of(_ids(prefix.name, prefix.tokens))[0]
-                self._putting = prefix.name
-                lease = kv.acquire("cached", keys[:0])
-                kv.extend(lease, len(keys) * self.page_size)
-                kv.release(lease, keys)
-        self._putting = ""
+        for keys in cached.values():
+            # Used later than by those that run: what only the cache holds is newer.
+            kv.tree.touch(keys)
 
     def _check_room(self) -> None:
         """Raise LessonError when what is to be there before step 1 does not fit the pool or the rows."""
