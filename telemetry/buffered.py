@@ -4,10 +4,10 @@ The engine thread only appends to a bounded deque, because `append` and `popleft
 for the other. A plan rings for the worker: the engine computes next, mostly without the interpreter, so that is when
 work beside it costs least. Without plans the worker looks every `period_s`, which bounds the latency of what it feeds.
 
-The worker works in slices of SLICE_NS and sleeps in between. A sleep of zero would give the interpreter's lock back
-and take it again before the engine thread has woken up to it; so a step that comes back meanwhile waits for one slice
-at most. Where a queue grows all the same, the engine is busy without a pause: then the worker takes no breaks, and
-above half the capacity each plan gives way for GIVE_WAY_S, unless the worker stands still.
+Workers take turns, and work in slices of SLICE_NS with a sleep in between. A sleep of zero would give the interpreter's
+lock back and take it again before the engine thread has woken up to it; so a step that comes back meanwhile waits for
+one slice at most. Where a queue grows all the same, the engine is busy without a pause: then the worker takes no
+breaks, and above half the capacity each plan gives way for GIVE_WAY_S, unless the worker stands still.
 
 A full queue drops the newest event and counts it. Whatever the listener raises is counted and logged at a bounded
 rate, never raised.
@@ -32,15 +32,20 @@ CAPACITY: Final = 65_536
 PERIOD_S: Final = 0.05
 LOG_EVERY_S: Final = 10.0
 #: Longest stretch of work between two breaks, and the break.
-SLICE_NS: Final = 200_000
-BREAK_S: Final = 0.0001
+SLICE_NS: Final = 400_000
+BREAK_S: Final = 0.000_1
 #: What the engine thread gives away at a plan when a worker cannot follow.
 GIVE_WAY_S: Final = 0.001
-#: Events taken at once, and those for which a plan rings; fewer wait for the period.
+#: Events taken at once, and those for which a plan rings; fewer wait for the period. A ring for every step costs the
+#: worker half as much again, and a long queue costs the engine thread memory that is not in any cache.
 _BATCH: Final = 8
-_WORTH_A_RING: Final = 24
+_WORTH_A_RING: Final = 96
 #: As many waiting events are no delay but a backlog: no more breaks.
 _BACKLOG: Final = 4_096
+#: Held by the worker that drains its queue: two at once would take the interpreter's lock from each other. One that
+#: stands, in a listener that waits for something, holds up the others for TURN_S a round.
+_TURN: Final = threading.Lock()
+TURN_S: Final = 0.02
 
 
 @runtime_checkable
@@ -211,7 +216,9 @@ class BufferedSink:
         while True:
             closing = self._closing
             self._bell.acquire(timeout=0 if closing else self._period_s)
-            self._drain()
+            self._take_turn()
+            if isinstance(self._sink, Flushable):
+                self._guard(self._sink.flush, "writing")
             with self._drained:
                 self._settled = self._delivered
                 self._rounds += 1
@@ -221,6 +228,17 @@ class BufferedSink:
                 break
         if isinstance(self._sink, Closable):
             self._guard(self._sink.close, "closing")
+
+    def _take_turn(self) -> None:
+        """Drain the queue, one worker after another; at once when somebody waits for it."""
+        if not self._queue:
+            return
+        has_turn = _TURN.acquire(timeout=0 if self._hurried or self._closing else TURN_S)
+        try:
+            self._drain()
+        finally:
+            if has_turn:
+                _TURN.release()
 
     def _drain(self) -> None:
         queue, waiting = self._queue, len(self._queue)
@@ -237,8 +255,6 @@ class BufferedSink:
             if waiting and time.perf_counter_ns() - began > SLICE_NS:
                 self._pause()
                 began = time.perf_counter_ns()
-        if isinstance(self._sink, Flushable):
-            self._guard(self._sink.flush, "writing")
 
     def _emit(self, events: Sequence[AnyEvent]) -> None:
         for event in events:

@@ -119,9 +119,9 @@ def test_above_half_the_capacity_a_plan_gives_way_unless_the_worker_stands(
             assert go_on.wait(30)
 
     monkeypatch.setattr(buffered.time, "sleep", noted)
-    sink = BufferedSink(Standing(), "metrics", capacity=100, period_s=LONG_S)
+    sink = BufferedSink(Standing(), "metrics", capacity=400, period_s=LONG_S)
     sink._delivered = 7  # the worker has moved since the engine gave way last
-    for step in range(80):
+    for step in range(300):
         sink.emit(numbered.planned(step))
     assert slept == [buffered.GIVE_WAY_S], "once: after that the worker has not moved"
     go_on.set()
