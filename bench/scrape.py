@@ -5,8 +5,9 @@
 Both threads share one interpreter lock, as in the server. Per format: processor time of one scrape, and the longest
 stretch of it between two offers of the lock, which is the most that it can hold up a step; then how long steps took, by
 the wall clock, that no scrape ran beside, and those that one did. The first row has no scrapes; `library` is the
-encoder of prometheus-client, for comparison, which offers the lock only when it is asked for, after 5 ms. What other
-programs take from this one is in every row.
+encoder of prometheus-client, for comparison, which offers the lock only when it is asked for, after 5 ms. In the rows
+with `worker`, each step also hands an event, some 9,000 a second, to the worker that counts metrics beside a live
+engine, and a scrape waits until those before it are counted. What other programs take from this one is in every row.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, cycle, pairwise
 from typing import NamedTuple
 
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from engine.clock import VirtualClock
+from engine.events import RecordingSink
 from telemetry import rendering
 from telemetry.exposition import Exposition
+from telemetry.listeners import CATCH_UP_S
 from telemetry.metrics import MetricsSink
+from telemetry.shared_sink import SharedSink
 from telemetry.views import count_samples, sglang
 from tests.builders import CoreRun, engine_config
 
@@ -71,8 +75,12 @@ def offers_noted(offers: list[float]) -> Iterator[None]:
     rendering.offer_lock = offer
 
 
-def measure(scrape: Callable[[], object] | None, seconds: float) -> Seen:
-    """Steps of one thread while another one scrapes."""
+def no_event() -> None:
+    """Nobody listens."""
+
+
+def measure(scrape: Callable[[], object] | None, seconds: float, publish: Callable[[], None] = no_event) -> Seen:
+    """Steps of one thread while another one scrapes. `publish` is called at the end of each step."""
     seen = Seen([], [], [], [])
     stop, running = threading.Event(), threading.Event()
     done = [0]
@@ -96,12 +104,31 @@ def measure(scrape: Callable[[], object] | None, seconds: float) -> Seen:
         before, was_running = done[0], running.is_set()
         began = time.perf_counter()
         busy_step()
+        publish()
         took = (time.perf_counter() - began) * 1e6
         is_beside = was_running or running.is_set() or done[0] != before
         (seen.beside if is_beside else seen.alone).append(took)
     stop.set()
     thread.join()
     return seen
+
+
+@contextmanager
+def counted_beside() -> Iterator[tuple[Exposition, Callable[[], None]]]:
+    """What shows the metrics that a worker counts, and what hands it the next event of a recording, round and round."""
+    kept = RecordingSink()
+    run = CoreRun(engine_config(num_pages=640, page_size=16, max_running_requests=32), kept)
+    for at in range(32):
+        run.add(f"request-{at}", 64, 50, ignore_eos=True)
+    run.run()
+    metrics = MetricsSink(clock=VirtualClock(), in_batches=True)
+    shared = SharedSink([("metrics", metrics)])
+    metrics.catch_up = lambda: shared.catch_up(CATCH_UP_S)
+    events = chain(kept.events, cycle(kept.events[1:]))  # only one engine starts
+    exposition = Exposition(metrics)
+    exposition.warm()
+    yield exposition, lambda: shared.emit(next(events))
+    shared.close()
 
 
 def main() -> None:
@@ -125,13 +152,16 @@ def main() -> None:
     }
     print(f"{count_samples()} samples on /metrics, {count_samples(sglang(''))} on /metrics/sglang; all in microseconds")
     head = ("scrape", "cpu", "held: p50", "max", "step alone: p50", "p99", "beside: p50", "p99")
-    print(f"{head[0]:<12}" + "".join(f"{name:>{width}}" for name, width in zip(head[1:], WIDTHS, strict=True)))
-    for name, scrape in formats.items():
-        seen = measure(scrape, seconds)
+    print(f"{head[0]:<13}" + "".join(f"{name:>{width}}" for name, width in zip(head[1:], WIDTHS, strict=True)))
+    with counted_beside() as (behind, publish):
+        rows = [(name, measure(scrape, seconds)) for name, scrape in formats.items()]
+        rows.append(("worker", measure(None, seconds, publish)))
+        rows.append(("text+worker", measure(lambda: behind.render("text/plain"), seconds, publish)))
+    for name, seen in rows:
         scrapes, held, beside = seen.scrapes or [0.0], seen.held or [0.0], seen.beside or [0.0]
         row = (statistics.median(scrapes), statistics.median(held), max(held))
         row += (statistics.median(seen.alone), quantile(seen.alone), statistics.median(beside), quantile(beside))
-        print(f"{name:<12}" + "".join(f"{value:>{width}.0f}" for value, width in zip(row, WIDTHS, strict=True)))
+        print(f"{name:<13}" + "".join(f"{value:>{width}.0f}" for value, width in zip(row, WIDTHS, strict=True)))
 
 
 def quantile(values: list[float], q: float = 0.99) -> float:

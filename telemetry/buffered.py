@@ -266,8 +266,8 @@ class BufferedSink:
 
     def _pause(self) -> None:
         """A break, in which the engine thread gets the interpreter if it wants it."""
-        in_a_hurry = self._hurried or self._closing or len(self._queue) > _BACKLOG
-        time.sleep(0 if in_a_hurry else BREAK_S)
+        # Not left out for whoever waits in `catch_up`: a scrape must not hold up a step either.
+        time.sleep(0 if self._closing or len(self._queue) > _BACKLOG else BREAK_S)
 
     def _guard(self, action: Callable[[], None], doing: str) -> None:
         try:
