@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -118,7 +119,9 @@ def pages() -> dict[str, str]:
 
 def main(arguments: list[str]) -> None:
     """Rewrite the pages, in the repository or in the folder given."""
-    folder = Path(arguments[0]) if arguments else FOLDER
+    parser = argparse.ArgumentParser(prog="python -m telemetry.docs", description=main.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help=f"default {FOLDER}")
+    folder: Path = parser.parse_args(arguments).folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():
         (folder / name).write_text(content, encoding="utf-8")
