@@ -1,5 +1,5 @@
 // The pool of K/V pages, one cell per page, drawn on a canvas from one byte (state) and, when asked for, two bytes
-// (owner) per page. Hover names a page, a click or Enter chooses it; the pages of its owner stay bright.
+// (owner) per page. Hover names a page, a click or Enter chooses it; what is lit (one bit per page) stays bright.
 function bytes(base64) {
   return Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
 }
@@ -13,15 +13,48 @@ function layout(count, width, height) {
   }
 }
 
-function colourOf(page, { data, states, owners }) {
-  if (data.mode === "state" || !owners) return data.states[states[page]]?.colour ?? data.colours.muted;
-  const number = owners[page];
-  if (number === 0) return data.states[0].colour;
-  return data.owner_colours[number - 1] ?? data.rest_colour;
+function rgb(colour) {
+  const value = parseInt(colour.slice(1), 16);
+  return [value >> 16, (value >> 8) & 255, value & 255];
+}
+
+// Colour as the 32 bits of a picture's pixel; a dim one is laid over the page's own colour.
+function pixel(colour, alpha, under) {
+  const mixed = rgb(colour).map((part, at) => Math.round(part * alpha + under[at] * (1 - alpha)));
+  return (255 << 24) | (mixed[2] << 16) | (mixed[1] << 8) | mixed[0];
 }
 
 function ownerOf(page, { owners }) {
   return owners ? owners[page] : 0;
+}
+
+// Colour index of each page, and the two tones of each index.
+function tones({ data, owners }) {
+  const under = rgb(data.colours.page);
+  const colours =
+    data.mode === "state" || !owners
+      ? data.states.map((state) => state.colour)
+      : [data.states[0].colour, ...data.owner_colours, data.rest_colour];
+  return [colours.map((c) => pixel(c, 1, under)), colours.map((c) => pixel(c, 0.22, under))];
+}
+
+function paint(map) {
+  const { data, states, owners, lit } = map;
+  const { columns, rows } = map.grid;
+  const picture = new ImageData(columns, rows);
+  const pixels = new Uint32Array(picture.data.buffer);
+  const [bright, dim] = tones(map);
+  const byOwner = data.mode !== "state" && owners;
+  const last = bright.length - 1;
+  for (let page = 0; page < data.count; page += 1) {
+    const tone = byOwner ? Math.min(owners[page], last) : states[page];
+    const isLit = !lit || (lit[page >> 3] >> (7 - (page & 7))) & 1;
+    pixels[page] = (isLit ? bright : dim)[tone];
+  }
+  map.picture ??= document.createElement("canvas");
+  map.picture.width = columns;
+  map.picture.height = rows;
+  map.picture.getContext("2d").putImageData(picture, 0, 0);
 }
 
 function draw(root) {
@@ -29,8 +62,14 @@ function draw(root) {
   const canvas = root.querySelector("canvas");
   const width = root.querySelector(".stage").clientWidth;
   if (!width) return;
-  map.grid = layout(map.data.count, width, map.data.height);
-  const { size, columns, rows, gap } = map.grid;
+  const grid = layout(map.data.count, width, map.data.height);
+  if (!map.isPainted || grid.columns !== map.grid?.columns) {
+    map.grid = grid;
+    paint(map);
+    map.isPainted = true;
+  }
+  map.grid = grid;
+  const { size, columns, rows, gap } = grid;
   const scale = window.devicePixelRatio || 1;
   const wide = Math.round(width * scale);
   const high = Math.max(1, Math.round(rows * size * scale));
@@ -42,30 +81,21 @@ function draw(root) {
   const pen = canvas.getContext("2d");
   pen.setTransform(scale, 0, 0, scale, 0, 0);
   pen.clearRect(0, 0, width, rows * size);
-  const chosen = map.data.chosen;
-  const same = chosen === null ? 0 : ownerOf(chosen, map);
-  const isDimming = chosen !== null && same !== 0 && same !== 65535;
-  // One colour at a time: setting the fill style is what costs.
-  const byColour = new Map();
-  for (let page = 0; page < map.data.count; page += 1) {
-    const isDim = isDimming && ownerOf(page, map) !== same;
-    const key = colourOf(page, map) + (isDim ? "|" : "");
-    if (!byColour.has(key)) byColour.set(key, []);
-    byColour.get(key).push(page);
-  }
-  for (const [key, pages] of byColour) {
-    pen.globalAlpha = key.endsWith("|") ? 0.3 : 1;
-    pen.fillStyle = key.replace("|", "");
-    for (const page of pages) {
-      pen.fillRect((page % columns) * size, Math.floor(page / columns) * size, size - gap, size - gap);
-    }
-  }
-  pen.globalAlpha = 1;
-  for (const [page, wideLine] of [[map.cursor, 1.5], [chosen, 2.5]]) {
+  // One pixel per page, made larger without smoothing; the gaps are cut out of it. No work for single pages.
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(map.picture, 0, 0, columns * size, rows * size);
+  for (let at = 1; gap && at <= columns; at += 1) pen.clearRect(at * size - gap, 0, gap, rows * size);
+  for (let at = 1; gap && at <= rows; at += 1) pen.clearRect(0, at * size - gap, columns * size, gap);
+  for (const [page, wideLine] of [[map.cursor, 1.5], [map.data.chosen, 2.5]]) {
     if (page === null || page === undefined || page >= map.data.count) continue;
+    const [x, y, side] = [(page % columns) * size, Math.floor(page / columns) * size, size - gap];
+    const room = Math.max(0, 7 - side) / 2;
+    pen.strokeStyle = map.data.colours.page;
+    pen.lineWidth = wideLine + 2;
+    pen.strokeRect(x - 1 - room, y - 1 - room, side + 2 + 2 * room, side + 2 + 2 * room);
     pen.strokeStyle = map.data.colours.text;
     pen.lineWidth = wideLine;
-    pen.strokeRect((page % columns) * size - 1, Math.floor(page / columns) * size - 1, size - gap + 2, size - gap + 2);
+    pen.strokeRect(x - 1 - room, y - 1 - room, side + 2 + 2 * room, side + 2 + 2 * room);
   }
   canvas.dataset.pages = map.data.count;
   canvas.dataset.columns = columns;
@@ -76,8 +106,9 @@ function words(page, map) {
   const state = map.data.states[map.states[page]]?.name ?? "unknown";
   const number = ownerOf(page, map);
   const owner = map.data.owner_labels[number - 1];
-  if (!map.owners || number === 0) return `page ${page} · ${state}`;
-  return `page ${page} · ${state} · ${owner ?? "an owner that is not listed"}`;
+  const said = map.data.words;
+  if (!map.owners || number === 0) return `${said.page} ${page} · ${state}`;
+  return `${said.page} ${page} · ${state} · ${owner ?? said.unlisted}`;
 }
 
 function pageAt(event, root) {
@@ -106,6 +137,7 @@ function listen(root) {
   };
   const choose = (page) => {
     if (page === null) return;
+    // Framed at once; the page's owner and what stays bright come with the answer.
     root.map.data.chosen = page;
     draw(root);
     root.trigger("page", page);
@@ -116,6 +148,7 @@ function listen(root) {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
     if (step) {
       event.preventDefault();
+      event.stopPropagation();
       const from = root.map.cursor ?? root.map.data.chosen ?? (step > 0 ? -step : 0);
       root.map.cursor = Math.min(root.map.data.count - 1, Math.max(0, from + step));
       draw(root);
@@ -146,7 +179,10 @@ export default function ({ data, parentElement, setTriggerValue }) {
     data,
     states: bytes(data.states_b64),
     owners: data.owners_b64 ? new Uint16Array(bytes(data.owners_b64).buffer) : null,
+    lit: data.lit_b64 ? bytes(data.lit_b64) : null,
     cursor: root.map?.cursor ?? null,
+    picture: root.map?.picture,
+    isPainted: false,
     grid: null,
   };
   legend(root, data.legend);

@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views import admission, classroom, kv, latency, now, requests, what_if
+from dashboard.views import admission, classroom, invariants, kv, latency, now, requests, what_if
 from dashboard.words import mark
 
 
@@ -36,8 +36,8 @@ VIEWS: Final = {
     "admission": View(mark("Admission"), ("passes",), admission.show),
     "requests": View(mark("Requests"), ("lanes",), requests.show),
     "latency": View(mark("Latency"), ("breakdown",), latency.show),
-    "kv": View(mark("K/V pages"), ("pages",), kv.show),
-    # invariants
+    "kv": View(mark("K/V pages"), ("pages", "pool"), kv.show),
+    "invariants": View(mark("Invariants"), ("laws", "evidence"), invariants.show, "checks"),
     "what_if": View(mark("What if"), (), what_if.show, "checks"),
     "classroom": View(mark("Classroom"), (), classroom.show, "learn"),
 }

@@ -10,7 +10,7 @@ from fake_engine import FakeEngine
 
 from dashboard import frames, tables
 from dashboard.frames_pass import pass_groups
-from dashboard.page_map import OWNERS_ALWAYS_BELOW, page_map_data, page_sentence
+from dashboard.page_map import OWNERS_ALWAYS_BELOW, page_map_data
 from dashboard.theme import DARK, LIGHT
 from telemetry import observe as o
 
@@ -136,13 +136,3 @@ def test_fr_49_a_large_pool_travels_in_under_300_kb_by_state() -> None:
 def test_a_chosen_page_that_the_pool_no_longer_has_is_forgotten(engine: FakeEngine) -> None:
     pages = engine.answer("/observe/pages", {})
     assert page_map_data(pages, LIGHT, mode="state", chosen=pages.num_pages)["chosen"] is None
-
-
-def test_sentences_about_pages_name_owner_size_and_holders(engine: FakeEngine) -> None:
-    pages = engine.answer("/observe/pages", {})
-    by_state = {state: engine.states.index(number) for number, state in enumerate(o.PAGE_STATES)}
-    said = {state: page_sentence(frames.page_facts(pages, page), pages.page_size) for state, page in by_state.items()}
-    assert said["free"].endswith("is free: nobody holds it.")
-    assert "request req-" in said["private"]
-    assert "in use by req-" in said["protected"]
-    assert "can be evicted" in said["evictable"]
