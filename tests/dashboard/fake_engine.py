@@ -149,16 +149,22 @@ class FakeEngine(ToyScheduler):
     def find(self, rid: str) -> Req | None:
         return next((r for r in (*self.waiting, *self.running, *self.finished) if r.rid == rid), None)
 
-    def detail(self, rid: str) -> o.RequestDetail | None:
-        r = self.find(rid)
-        if r is None:
-            return None
+    def parts(self, r: Req) -> tuple[int | None, dict[str, int]]:
+        """TTFT, and its parts so far, in nanoseconds."""
         ttft = self._ns(r.first) - self._ns(r.came) if r.first else None
         forward = sum(c.ready_ns - c.launched_ns for c in r.chunks)
         queue = self._ns(r.admitted or self.now) - self._ns(r.came)
         parts = {"queue": queue, "chunk_forward": forward, "commit": len(r.chunks) * 1_000_000}
         if ttft is not None:
             parts["between_chunks"] = max(0, ttft - sum(parts.values()))
+        return ttft, parts
+
+    def detail(self, rid: str) -> o.RequestDetail | None:
+        r = self.find(rid)
+        if r is None:
+            return None
+        ttft, parts = self.parts(r)
+        queue = parts["queue"]
         line = o.Timeline(
             accepted_ns=self._ns(r.came),
             enqueued_ns=self._ns(r.came),

@@ -20,9 +20,9 @@ def _known(engine: FakeEngine) -> list[Req]:
 
 
 def _first(engine: FakeEngine, req: Req) -> book.First:
-    line = engine.detail(req.rid).timeline
-    parts = tuple(line.parts_ns.get(name, 0) for name in o.TTFT_PARTS)
-    blockers = tuple(line.parts_ns["queue"] if name == _blocker(req) else 0 for name in o.BLOCKERS)
+    spent = engine.parts(req)[1]
+    parts = tuple(spent.get(name, 0) for name in o.TTFT_PARTS)
+    blockers = tuple(spent["queue"] if name == _blocker(req) else 0 for name in o.BLOCKERS)
     return book.First(engine._ns(req.first), req.rid, req.prompt, req.prefix, sum(parts), parts, blockers, 0)
 
 
@@ -33,7 +33,7 @@ def _blocker(req: Req) -> str:
 
 def breakdown(engine: FakeEngine) -> o.LatencyBreakdown:
     told = book.LatencyBook(book.Objectives(round(TTFT_OBJECTIVE_S * 1e9), round(GAP_OBJECTIVE_S * 1e9)))
-    seen = [req for req in _known(engine) if req.first]
+    seen = [req for req in _known(engine) if req.first][-250:]
     firsts = sorted((_first(engine, req) for req in seen), key=lambda first: first.at_ns)
     slots: dict[int, list[book.First]] = {}
     for first in firsts:

@@ -1,0 +1,143 @@
+"""Admission, requests and latency as a script: one pass is one pass, and empty states say what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from fake_engine import FakeEngine, FakeServer
+from streamlit.testing.v1 import AppTest
+from test_app import APP, component, opened, select, texts
+
+from dashboard import formats as f
+
+Page = Callable[[], AppTest]
+
+
+@pytest.fixture
+def page(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Page:
+    """Opens the page on the server, as a new viewer."""
+    monkeypatch.setenv("ADMITSCOPE_URL", server.url)
+    return lambda: AppTest.from_file(str(APP), default_timeout=60)
+
+
+def charts(at: AppTest) -> list[dict[str, object]]:
+    return [json.loads(element.proto.spec) for element in at.get("vega_lite_chart")]
+
+
+def captions(at: AppTest) -> str:
+    return "\n".join(element.value for element in at.caption)
+
+
+def test_title_bars_and_table_are_of_one_pass_while_passes_are_made(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.feed.Feed._is_fresh", lambda *_: False)
+    at = opened(page(), "admission")
+    seen = set()
+    for _ in range(4):
+        engine.tick()
+        at.run()
+        story, table = component(at, "pass_story"), component(at, "live_table", "candidates")
+        step = story["step"]
+        assert "".join(filter(str.isdigit, story["title"])) == str(step)
+        assert "".join(filter(str.isdigit, table["note"].split("·")[0])) == str(step)
+        assert {row["id"].split("/")[0] for row in table["rows"]} == {str(step)}
+        row = next(row for row in engine.passes if row.step == step)
+        left = {panel["code"]: panel["bars"] for panel in story["ledgers"]}
+        assert left["rem_chunk"][0]["amount"] == str(row.limits.rem_chunk).removesuffix(".0")
+        seen.add(step)
+    assert len(seen) > 1
+
+
+def test_an_empty_pass_can_be_picked_and_says_why_it_was_empty(page: Page, engine: FakeEngine) -> None:
+    last = engine.passes[-1].model_copy(
+        update={"candidates": (), "moves": (), "end": "skipped", "end_reason": "full_flag_set", "budget_open": None}
+    )
+    engine.passes[-1] = last
+    at = opened(select(page(), step=last.step), "admission")
+    assert not at.exception
+    story = component(at, "pass_story")
+    assert story["step"] == last.step
+    assert "an earlier one found the batch full" in story["empty"]
+    assert story["ledgers"] == []
+    assert "an earlier one found the batch full" in component(at, "live_table", "candidates")["empty"][1]
+
+
+def test_a_step_of_long_ago_is_said_to_be_gone(page: Page) -> None:
+    at = opened(select(page(), step=999_999), "admission")
+    assert "is not among the last" in captions(at)
+
+
+def test_the_requests_view_draws_as_many_lanes_as_were_chosen(page: Page) -> None:
+    at = opened(page(), "requests")
+    assert not at.exception
+    assert "20 of " in captions(at)
+    select(at, lanes="waiting", n="10").run()
+    assert "10 of " in captions(at)
+    assert len(charts(at)) == 1
+
+
+def test_a_story_has_a_lane_parts_trace_and_the_raw_records(page: Page, engine: FakeEngine) -> None:
+    done = next(req for req in engine.finished if len(req.chunks) > 1)
+    at = opened(select(page(), rid=done.rid), "requests")
+    assert not at.exception
+    assert f"It ended by {done.finish}" in texts(at)
+    assert len(charts(at)) == 2
+    assert "It has no trace" in captions(at)
+    raw = json.loads(at.json[0].value)
+    assert raw["request"]["rid"] == done.rid
+    assert len(raw["lane"]["spans"]) >= 2 * len(done.chunks) - 1
+
+
+def test_a_request_of_an_older_engine_has_a_story_without_a_lane(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = engine.detail
+    monkeypatch.setattr(engine, "detail", lambda rid: whole(rid).model_copy(update={"lane": None}))
+    at = opened(select(page(), rid=engine.finished[0].rid), "requests")
+    assert not at.exception
+    assert "It ended by" in texts(at)
+
+
+def test_the_latency_view_answers_in_words_and_shows_five_charts(page: Page, engine: FakeEngine) -> None:
+    at = opened(page(), "latency")
+    assert not at.exception
+    said = texts(at)
+    assert "of p99 TTFT is queueing" in said
+    assert "first tokens within 1" in said
+    told = engine.answer("/observe/breakdown", {})
+    late = f.count(sum(told.late.values()))
+    assert f"Why {late} of" in "\n".join(one.value for one in at.subheader)
+    assert len(charts(at)) == 5
+
+
+def test_an_engine_without_a_breakdown_is_said_to_be_older(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = engine.answer
+    monkeypatch.setattr(
+        engine, "answer", lambda path, query: None if path == "/observe/breakdown" else answer(path, query)
+    )
+    at = opened(page(), "latency")
+    assert not at.exception
+    assert "Its engine is older than this page" in texts(at)
+    assert component(at, "pulse")["error"] is None
+
+
+def test_the_views_speak_chinese(page: Page, engine: FakeEngine) -> None:
+    at = opened(select(page(), lang="zh-CN"), "latency")
+    assert "是排队" in texts(at)
+    opened(at, "admission")
+    assert component(at, "pass_story")["title"].startswith("第")
+    assert component(at, "pass_story")["queue"]["title"] == "排序前后的队列"
+
+
+@pytest.mark.parametrize(("view", "words"), [("latency", "No token in the last"), ("requests", "Requests")])
+def test_a_fresh_engine_has_empty_states(view: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(FakeEngine(busy=False)) as server:
+        monkeypatch.setenv("ADMITSCOPE_URL", server.url)
+        at = opened(AppTest.from_file(str(APP), default_timeout=60), view)
+        assert not at.exception
+        assert words in texts(at) + "\n".join(one.value for one in at.subheader)
