@@ -47,7 +47,9 @@ def total(name: str, terms: Sequence[Term], recorded: float) -> Formula:
         f"{'' if not place else ' - ' if term.is_minus else ' + '}{term.shown}" for place, term in enumerate(terms)
     )
     return Formula(
-        f"{name} = {text}" if text.endswith(f" {number(recorded)}") else f"{name} = {text} = {number(recorded)}"
+        f"{name} = {text}"
+        if len(terms) == 1 and text.endswith(f" {number(recorded)}")
+        else f"{name} = {text} = {number(recorded)}"
     )
 
 

@@ -163,7 +163,7 @@ def _evicted(
     lines = [
         Formula(
             f"{node.label}[{node.start}:{node.end}]: pages {node.pages}, locks {node.lock_count}, "
-            f"age {node.age_rank + 1}"
+            f"age rank {node.age_rank + 1}"
         )
         for node in before.nodes
     ]
