@@ -85,6 +85,7 @@ def run(command: Command) -> int:  # noqa: PLR0911 - one return for each command
         case SimCommand() | WhatifCommand():
             from telemetry.sim.command_line import run_simulation
 
+            _say_which_run(command.journal if isinstance(command, WhatifCommand) else Path(command.trace))
             return run_simulation(command)
         case DashboardCommand():
             from telemetry.page import run_page

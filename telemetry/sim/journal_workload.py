@@ -7,7 +7,7 @@ is held at one time is what was open at one time. Nothing else of a journal is k
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,8 +31,16 @@ from telemetry.journal_reader import JournalReader
 from telemetry.schema import RecordError
 from telemetry.sim.workload import Ask, Blocks, digest64
 
+
+class Missing(msgspec.Struct, tag_field="type", tag="events_missing"):
+    """A hole in the journal."""
+
+    missing: int
+
+
 Heard = (
-    EngineStarted
+    Missing
+    | EngineStarted
     | RequestArrived
     | AbortRequested
     | RequestTransitioned
@@ -42,15 +50,21 @@ Heard = (
 )
 _DECODER: Final = msgspec.json.Decoder(Heard)
 _HEARD: Final = frozenset(
-    f'{{"type":"{kind.__name__}'.encode()
-    for kind in (
-        EngineStarted,
-        RequestArrived,
-        AbortRequested,
-        RequestTransitioned,
-        AdmissionDecided,
-        StepPlanned,
-        StepCompleted,
+    f'{{"type":"{name}'.encode()
+    for name in (
+        "events_missing",
+        *(
+            kind.__name__
+            for kind in (
+                EngineStarted,
+                RequestArrived,
+                AbortRequested,
+                RequestTransitioned,
+                AdmissionDecided,
+                StepPlanned,
+                StepCompleted,
+            )
+        ),
     )
 )
 _ARRIVED: Final = b'{"type":"RequestArrived"'
@@ -117,34 +131,33 @@ class _Open:
 class JournalWorkload:
     """The requests of the journal at `path`.
 
-    limit   at most so many requests
-    until_ns  only those that came in the first so many nanoseconds
-    hear    told of each event on the way: for measurements of the recorded run itself
+    limit        at most so many requests
     unfinished   after a reading: requests whose end is not in the journal; they end where the record does
+    missing      after a reading: events that the journal lacks; requests may be among them
     """
 
-    def __init__(self, path: Path, *, limit: int | None = None, hear: Callable[[Heard], None] | None = None) -> None:
+    def __init__(self, path: Path, *, limit: int | None = None) -> None:
         self.path = path
         self.name = JournalReader(path).files[0].name
         self.recorded = recorded_of(path)
         self.unfinished = 0
+        self.missing = 0
         self._limit = limit
-        self._hear = hear
 
     def total(self) -> int:
         found = sum(raw for _, raw in JournalReader(self.path).read(lambda raw: raw.startswith(_ARRIVED)))
         return found if self._limit is None else min(found, self._limit)
 
     def asks(self) -> Iterator[Ask]:
-        self.unfinished = 0
+        self.unfinished = self.missing = 0
         line: deque[_Open] = deque()
         live: dict[str, _Open] = {}
         over: list[_Open] = []
         taken = 0
         for event in read_events(JournalReader(self.path)):
-            if self._hear is not None:
-                self._hear(event)
             match event:
+                case Missing():
+                    self.missing += event.missing
                 case RequestArrived() if taken != self._limit:
                     taken += 1
                     opened = _Open(event)
@@ -161,6 +174,8 @@ class JournalWorkload:
                     self._completed(event, live, over)
                     while line and line[0].is_over:
                         yield self._ask(line.popleft())
+                    if taken == self._limit and not line:
+                        return
         self.unfinished = sum(not each.is_over and each not in over for each in line)
         for opened in line:
             yield self._ask(opened)

@@ -20,7 +20,7 @@ from telemetry.sim.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson
 from telemetry.sim.commands import SimCommand
 from telemetry.sim.cost_fit import StepSamples, fit
 from telemetry.sim.cost_model import CostError, CostModel, Estimator, load_cost
-from telemetry.sim.journal_workload import JournalWorkload, read_events
+from telemetry.sim.journal_workload import JournalWorkload, Missing, read_events
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Measure
 from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
@@ -137,7 +137,8 @@ def fit_journal(path: Path, *, name: str = "journal") -> CostModel:
     """The cost model of a journal's own steps. Raises CostError when it has too few."""
     samples = StepSamples()
     for event in read_events(JournalReader(path)):
-        samples.emit(event)
+        if not isinstance(event, Missing):
+            samples.emit(event)
     try:
         return fit(samples, name=name, source=str(path.name))
     except CostError as error:
@@ -237,9 +238,16 @@ def _notes(plan: Plan, loop: Loop) -> list[str]:
             f"{loop.refused} requests could never fit the pool of {plan.num_pages * plan.config.cache.page_size:,} "
             "tokens and were refused; cache.num_pages sets it"
         )
-    unfinished = getattr(plan.workload, "unfinished", 0)
-    if unfinished:
-        notes.append(f"{unfinished} requests had not ended where the record ends: their answers end there too")
+    return notes + (gaps_of(plan.workload) if isinstance(plan.workload, JournalWorkload) else [])
+
+
+def gaps_of(workload: JournalWorkload) -> list[str]:
+    """What the journal lacks, after it was read."""
+    notes = []
+    if workload.unfinished:
+        notes.append(f"{workload.unfinished} requests had not ended where the record ends: their answers end there too")
+    if workload.missing:
+        notes.append(f"{workload.missing} events never reached the journal: requests may be missing, or end too early")
     return notes
 
 

@@ -19,13 +19,13 @@ from telemetry.sim.commands import WhatifCommand
 from telemetry.sim.cost_fit import StepSamples, fit
 from telemetry.sim.cost_model import CostError, CostModel, Estimator, load_cost
 from telemetry.sim.differences import Differences
-from telemetry.sim.journal_workload import JournalWorkload, Recorded, read_events
+from telemetry.sim.journal_workload import JournalWorkload, Missing, Recorded, read_events
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Measure, Served
 from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
 from telemetry.sim.progress import Meter
 from telemetry.sim.results import cost_used
-from telemetry.sim.run import DEFAULT_COST, journal_sink, page_notes
+from telemetry.sim.run import DEFAULT_COST, gaps_of, journal_sink, page_notes
 from telemetry.sim.whatif_figures import Paired, checks_of
 from telemetry.sim.whatif_result import Setting, WhatifResult
 from telemetry.sim.whatif_words import sentence_of
@@ -148,8 +148,9 @@ def _listen(path: Path) -> tuple[dict[str, Served], StepSamples]:
 
     measure = Measure(ended)
     for event in read_events(JournalReader(path)):
-        measure.emit(event)
-        samples.emit(event)
+        if not isinstance(event, Missing):
+            measure.emit(event)
+            samples.emit(event)
     return happened, samples
 
 
@@ -200,8 +201,4 @@ def _notes(before: Side, after: Side, notes: list[str]) -> list[str]:
     for name, side in (("before", before), ("after", after)):
         if side.loop.refused:
             notes.append(f"{name}: {side.loop.refused} requests could never fit the pool and were refused")
-    if before.workload.unfinished:
-        notes.append(
-            f"{before.workload.unfinished} requests had not ended where the record ends: their answers end there too"
-        )
-    return notes
+    return notes + gaps_of(before.workload)

@@ -64,8 +64,12 @@ def record(
     prompts: tuple[int, int] = (20, 300),
     outputs: tuple[int, int] = (4, 40),
     ends_early: bool = True,
+    leaves_after_ms: float | None = None,
 ) -> Path:
-    """Run it and return the journal. A third of the prompts begin alike; with `ends_early` some answers end by EOS."""
+    """Run it and return the journal. A third of the prompts begin alike; with `ends_early` some answers end by EOS.
+
+    leaves_after_ms  every fourth client leaves so long after it came
+    """
     rng = random.Random(seed)
     clock = VirtualClock(7 * MS)
     path = folder / "run.jsonl"
@@ -80,11 +84,17 @@ def record(
         params = SamplingParams(max_new_tokens=rng.randint(*outputs), ignore_eos=not ends_early)
         waiting.append((due, EngineRequest(rid=f"r{number}", prompt_ids=ids, params=params)))
         due += round(rng.expovariate(1 / max(gap_ms, 1e-9)) * MS) if gap_ms else 0
+    leaving: list[tuple[int, str]] = []
     while waiting or engine.has_work:
         if not engine.has_work and waiting[0][0] > clock.now_ns():
             clock.advance_ns(waiting[0][0] - clock.now_ns())
         while waiting and waiting[0][0] <= clock.now_ns():
-            engine.add_request(waiting.pop(0)[1])
+            came, request = waiting.pop(0)
+            engine.add_request(request)
+            if leaves_after_ms is not None and int(request.rid[1:]) % 4 == 0:
+                leaving.append((came + round(leaves_after_ms * MS), request.rid))
+        while leaving and leaving[0][0] <= clock.now_ns():
+            engine.abort_request(leaving.pop(0)[1])
         engine.step()
     journal.close()
     return path

@@ -21,10 +21,14 @@ from telemetry.sim.cost_model import (
     presets,
     save_cost,
 )
-from telemetry.sim.journal_workload import read_events
+from telemetry.sim.journal_workload import Missing, read_events
 from tests.telemetry.sim.recordings import COST, config_of, record
 
-NUMBERS = st.floats(0, 1e6, allow_nan=False)
+
+def hear(journal: Path, samples: StepSamples) -> None:
+    for event in read_events(JournalReader(journal)):
+        assert not isinstance(event, Missing)
+        samples.emit(event)
 
 
 @settings(deadline=None, max_examples=40)
@@ -50,8 +54,7 @@ def test_the_answer_is_the_best_without_negative_coefficients(seed: int, columns
 
 def test_a_journals_steps_give_the_cost_they_were_recorded_with(tmp_path: Path) -> None:
     samples = StepSamples()
-    for event in read_events(JournalReader(record(tmp_path, config_of()))):
-        samples.emit(event)
+    hear(record(tmp_path, config_of()), samples)
     model = fit(samples, name="journal", source="test")
     assert model.held_out is not None
     assert model.held_out.median < 0.01
@@ -61,8 +64,7 @@ def test_a_journals_steps_give_the_cost_they_were_recorded_with(tmp_path: Path) 
 
 def test_too_few_steps_are_refused(tmp_path: Path) -> None:
     samples = StepSamples()
-    for event in read_events(JournalReader(record(tmp_path, config_of(), requests=1, outputs=(2, 3)))):
-        samples.emit(event)
+    hear(record(tmp_path, config_of(), requests=1, outputs=(2, 3)), samples)
     with pytest.raises(CostError, match=r"steps that computed something; at least 40"):
         fit(samples, name="journal", source="test")
 

@@ -60,6 +60,29 @@ def test_with_the_recorded_costs_every_event_is_the_recorded_one(tmp_path: Path,
     assert shifted == recorded
 
 
+def test_clients_that_left_leave_again(tmp_path: Path) -> None:
+    journal = record(tmp_path, config_of(num_pages=60), gap_ms=9.0, leaves_after_ms=90.0)
+    again = simulated(journal, tmp_path, "--cost", cost_file(tmp_path))
+    recorded = facts(journal, times=False)
+    assert sum(event.get("cause") == "abort" for event in recorded) > 3
+    assert facts(again, times=False) == recorded
+
+
+def test_a_record_that_stops_in_the_middle_is_simulated_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = record(tmp_path, config_of(), gap_ms=9.0).read_bytes().splitlines(keepends=True)
+    torn = tmp_path / "torn" / "run.jsonl"
+    torn.parent.mkdir()
+    hole = b'{"type":"events_missing","after_seq":1,"before_seq":9,"missing":7}\n'
+    torn.write_bytes(b"".join(lines[: len(lines) * 2 // 3]) + hole + lines[-1][:20])
+    result = outcome(capsys, str(torn), "--cost", cost_file(tmp_path))
+    notes = " ".join(result["notes"])
+    assert "requests had not ended where the record ends" in notes
+    assert "7 events never reached the journal" in notes
+    assert result["served"] == result["requests"] > 10
+
+
 def test_when_all_came_before_the_first_step_no_cost_changes_a_decision(tmp_path: Path) -> None:
     journal = record(tmp_path, config_of(num_pages=60), gap_ms=0.0)
     again = simulated(journal, tmp_path, "--cost", "h200-8b")
