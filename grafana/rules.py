@@ -97,6 +97,7 @@ _ADMITTED: Final = 'reason=~"admitted_.*"'
 _NO_KV: Final = 'reason=~"kv_.*_exhausted"'
 _TO_BE_HAD: Final = 'state=~"free|evictable"'
 _BUSY: Final = ('kind!="idle"',)
+_JUDGED: Final = 'mode!="off"'
 
 ALERTS: Final = (
     Alert(
@@ -239,12 +240,14 @@ ALERTS: Final = (
         "AdmitscopeCheckerSilent",
         lambda s: (
             f"{rate('invariant_checks_total', 'instance', where=ALL, over=s.window(120))} == 0 and on (instance) "
-            f"{rate('steps_total', 'instance', matchers=_BUSY, where=ALL, over=s.window(120))} > 0"
+            f"{rate('steps_total', 'instance', matchers=_BUSY, where=ALL, over=s.window(120))} > 0 "
+            # A checker that is off on purpose is a setting, and no fault.
+            f"and on (instance) sum by (instance) ({_all('invariant_laws', _JUDGED)}) > 0"
         ),
         60,
         "page",
-        "Steps are made and nothing checks them.",
-        '`invariant_laws` by mode, `telemetry_errors_total{component="checker"}`.',
+        "Steps are made, laws are to be judged, and nothing checks them.",
+        '`telemetry_errors_total{component="checker"}` and the log; `invariant_laws` by mode says what is off.',
     ),
     Alert(
         "AdmitscopeDown",
