@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -42,9 +43,7 @@ _BATCH: Final = 8
 _WORTH_A_RING: Final = 96
 #: As many waiting events are no delay but a backlog: no more breaks.
 _BACKLOG: Final = 4_096
-#: Held by the worker that drains its queue: two at once would take the interpreter's lock from each other. One that
-#: stands, in a listener that waits for something, holds up the others for TURN_S a round.
-_TURN: Final = threading.Lock()
+#: How long a worker that has its turn may stand before the others go on without one.
 TURN_S: Final = 0.02
 
 
@@ -107,6 +106,36 @@ class ErrorLog:
             return
         also, self._unlogged, self._silent_until = self._unlogged, 0, now + self._every_s
         _LOG.error("%s failed while %s (%s); %d more since the last report", self.component, doing, self.last, also)
+
+
+class _Turns:
+    """One worker of this process drains its queue at a time: two would take the interpreter's lock from each other for
+    each slice, which doubles the processor time of both. One that stands in its listener holds up nobody for long.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moved: Callable[[], int] | None = None
+
+    def take(self, moved: Callable[[], int]) -> bool:
+        """Wait for a turn; `moved` rises while it is used. False: whoever has it stands, so go on without."""
+        seen = None
+        while not self._lock.acquire(timeout=TURN_S):
+            holder = self._moved
+            now = (holder, holder()) if holder is not None else None
+            if now is not None and now == seen:
+                return False
+            seen = now
+        self._moved = moved
+        return True
+
+    def give_back(self) -> None:
+        """After a turn that was taken."""
+        self._moved = None
+        self._lock.release()
+
+
+_TURNS: Final = _Turns()
 
 
 class BufferedSink:
@@ -230,15 +259,18 @@ class BufferedSink:
             self._guard(self._sink.close, "closing")
 
     def _take_turn(self) -> None:
-        """Drain the queue, one worker after another; at once when somebody waits for it."""
+        """Drain the queue, one worker after another."""
         if not self._queue:
             return
-        has_turn = _TURN.acquire(timeout=0 if self._hurried or self._closing else TURN_S)
+        has_turn = _TURNS.take(self._count)
         try:
             self._drain()
         finally:
             if has_turn:
-                _TURN.release()
+                _TURNS.give_back()
+
+    def _count(self) -> int:
+        return self._delivered
 
     def _drain(self) -> None:
         queue, waiting = self._queue, len(self._queue)
@@ -248,7 +280,7 @@ class BufferedSink:
             events = [queue.popleft() for _ in range(min(waiting, _BATCH))]
             waiting -= len(events)
             if takes_many is not None:
-                self._guard(lambda events=events: takes_many(events), f"taking events up to step {events[-1].step}")
+                self._guard(partial(takes_many, events), f"taking events up to step {events[-1].step}")
                 self._delivered += len(events)
             else:
                 self._emit(events)

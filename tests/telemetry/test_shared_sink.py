@@ -159,3 +159,44 @@ def test_an_event_that_never_came_is_a_gap() -> None:
     for event in kept.events:
         metrics.emit(event)
     assert not metrics.has_gaps
+
+
+def test_a_worker_that_stands_in_its_turn_does_not_stop_the_others(numbered: Any) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Standing:
+        def emit(self, event: AnyEvent) -> None:
+            inside.set()
+            assert go_on.wait(60)
+
+    standing, kept = BufferedSink(Standing(), "parquet", period_s=0.001), RecordingSink()
+    standing.emit(numbered.planned(0))
+    assert inside.wait(30), "it has its turn, and does not come back"
+    other = BufferedSink(kept, "journal", period_s=0.001)
+    for step in range(1, 50):
+        other.emit(numbered.planned(step))
+    assert other.flush(30)
+    assert len(kept.events) == 49
+    go_on.set()
+    assert standing.close()
+    assert other.close()
+
+
+def test_workers_take_turns(numbered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffered, "TURN_S", 30.0)  # a slow machine is not a worker that stands
+    at_work, most = [0], [0]
+
+    class Counting:
+        def emit(self, event: AnyEvent) -> None:
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+            time.sleep(0.000_01)  # whoever may run beside it gets every chance
+            at_work[0] -= 1
+
+    sinks = [BufferedSink(Counting(), "journal", period_s=0.001) for _ in range(3)]
+    for step in range(200):
+        for sink in sinks:
+            sink.emit(numbered.planned(step))
+    assert all(sink.flush(30) for sink in sinks)
+    assert all(sink.close() for sink in sinks)
+    assert most == [1]
