@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM}): apt-get install chromium"),
 ]
 
-expect.set_options(timeout=PATIENCE_MS)
+expect.set_options(timeout=3 * PATIENCE_MS)
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def visit(tmp_path: Path) -> Iterator[Visit]:
     with streamlit("http://127.0.0.1:9", tmp_path / "streamlit.txt") as url, chromium() as browser:
         context = browser.new_context(viewport={"width": 1440, "height": 900}, base_url=url)
         visiting = Visit(context.new_page())
+        visiting.page.set_default_timeout(3 * PATIENCE_MS)
         yield visiting
         visiting.clean()
         context.close()
@@ -32,7 +33,7 @@ def visit(tmp_path: Path) -> Iterator[Visit]:
 
 def test_a_lesson_is_stepped_by_keys_and_a_prediction_is_checked(visit: Visit) -> None:
     page = visit.page
-    page.goto("/?view=classroom&lesson=four-requests&moment=3")
+    page.goto("/?view=classroom&lesson=four-requests&moment=3", wait_until="commit")
     moment = page.get_by_test_id("moment")
     expect(moment).to_contain_text(
         "remaining_total = free 228×16 + evictable 4×16 − decode rows 8 − promised 336 = 3368"
@@ -49,7 +50,7 @@ def test_a_lesson_is_stepped_by_keys_and_a_prediction_is_checked(visit: Visit) -
     expect(moment).to_contain_text("A comes up: 160 tokens")
     expect(verdict).to_have_count(0)
     page.wait_for_url("**moment=4**")
-    page.reload()
+    page.reload(wait_until="commit")
     expect(moment).to_contain_text("A comes up: 160 tokens")
     # The lesson is never faded, though no engine answers.
     assert page.locator(".st-key-live").evaluate("live => getComputedStyle(live).opacity") == "1"
