@@ -116,7 +116,7 @@ def test_a_sink_that_lags_behind_agrees_as_of_its_own_event(moves: Any, responds
 def test_an_open_span_is_told_once_and_not_in_every_reading() -> None:
     rig = Rig(mode="record")
     rig.run.add("a", 20, 2)
-    rig.spans.on_finished = lambda request: None  # type: ignore[method-assign]
+    rig.spans.on_finished = lambda request: None
     while rig.run.has_work:
         rig.run.step()
     rig.behind.feed(1_000)
@@ -139,7 +139,7 @@ def test_a_draft_that_outlives_its_response_is_noticed() -> None:
     rig.respond("a")
     del rig.spans._ended["a"]
     rig.behind.feed(1)  # the sink sees the response, and has nobody to close
-    rig.spans._ended["a"] = None  # type: ignore[assignment]
+    rig.spans._ended["a"] = None
     assert rig.compare()
     assert [one.rid for one in rig.checker.violations] == ["a"]
 
