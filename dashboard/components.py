@@ -15,6 +15,7 @@ import streamlit as st
 from dashboard import downloads
 from dashboard.tables import Table
 from dashboard.theme import Palette
+from dashboard.words import t
 
 _ASSETS: Final = Path(__file__).parent / "assets"
 
@@ -100,7 +101,7 @@ def live_table(
         key=key,
         data={
             "name": key,
-            "columns": list(table.columns),
+            "columns": [{**column, "label": t(column["label"]), "help": t(column["help"])} for column in table.columns],
             "rows": table.rows,
             "note": table.note,
             "empty": list(table.empty),
@@ -108,6 +109,8 @@ def live_table(
             "selected": selected,
             "pickable": on_pick is not None,
             "hold": hold,
+            "held": t("held while the pointer is here"),
+            "match": t("{found} of {all} match"),
             "height": height,
             "colours": colours_for_css(colours),
         },

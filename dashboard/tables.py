@@ -1,7 +1,7 @@
 """Tables of the page. Owns: answers -> columns and rows of the live table (`assets/live_table.js`).
 
 Pure. A cell is a text, or [text, sort value, fraction, colour, title]. Every number has its unit in the head of its
-column.
+column; heads are marked here and translated where they are drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dashboard import formats as f
 from dashboard.frames import LEDGERS, decisions_of
 from dashboard.frames_pass import PassGroup, why_empty
 from dashboard.theme import Palette, blocker_colour
-from dashboard.words import t
+from dashboard.words import mark, t
 from telemetry.observe import DecisionRow, Ledgers, PageOwner, PassRow
 
 Cell = str | list[Any]
@@ -46,16 +46,20 @@ def _column(label: str, kind: str, unit: str = "", help_text: str = "") -> dict[
 _IN_REQUESTS: Final = frozenset({"rows_exhausted", "prefill_max_reached"})
 
 _QUEUE_COLUMNS: Final = (
-    _column("#", "num", help_text="place in the order of the last pass"),
-    _column("Request", "mono"),
-    _column("Waits for", "pill", help_text="the one limit or rule that keeps it waiting now"),
-    _column("Needs", "num", "tok", "what the deciding test asked for; requests where the cell says so"),
-    _column("Has", "num", "tok", "what there was"),
-    _column("Age", "bar", help_text="since it came in; the bar is relative to the oldest"),
-    _column("Passed over", "num", help_text="how often a later request was admitted before it"),
-    _column("Prompt", "num", "tok"),
-    _column("Cached", "num", "tok", "prefix found in the cache when it was last examined"),
-    _column("Pass ended at", "mono", help_text="the request whose decision ended the pass before this one was reached"),
+    _column("#", "num", help_text=mark("place in the order of the last pass")),
+    _column(mark("Request"), "mono"),
+    _column(mark("Waits for"), "pill", help_text=mark("the one limit or rule that keeps it waiting now")),
+    _column(mark("Needs"), "num", "tok", mark("what the deciding test asked for; requests where the cell says so")),
+    _column(mark("Has"), "num", "tok", mark("what there was")),
+    _column(mark("Age"), "bar", help_text=mark("since it came in; the bar is relative to the oldest")),
+    _column(mark("Passed over"), "num", help_text=mark("how often a later request was admitted before it")),
+    _column(mark("Prompt"), "num", "tok"),
+    _column(mark("Cached"), "num", "tok", mark("prefix found in the cache when it was last examined")),
+    _column(
+        mark("Pass ended at"),
+        "mono",
+        help_text=mark("the request whose decision ended the pass before this one was reached"),
+    ),
 )
 
 
@@ -66,12 +70,12 @@ def queue_table(queue: pd.DataFrame, total: int, colours: Palette) -> Table:
     return Table(
         columns=_QUEUE_COLUMNS,
         rows=rows,
-        note=_of(len(rows), total, "waiting"),
+        note=_of(len(rows), total, t("waiting")),
         empty=(
-            "Nobody waits",
-            "The queue is empty at this moment. Send more at a time to see why some wait.",
+            t("Nobody waits"),
+            t("The queue is empty at this moment. Send more at a time to see why some wait."),
         ),
-        filter="Filter, or an id and Enter",
+        filter=t("Filter, or an id and Enter"),
     )
 
 
@@ -80,9 +84,9 @@ def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[s
     blocker = str(entry["blocker"])
     who = _given(entry["who_stopped"])
     reason = _given(entry["reason"])
-    why = f.BLOCKER_WORDS.get(blocker, f.words(blocker))
+    why = t(f.BLOCKER_WORDS.get(blocker, f.words(blocker)))
     retracted = " · retracted" if entry["state"] == "retracted" else ""
-    title = f"{why}. Last reason: {f.words(reason)}." if reason else f"{why}."
+    title = t("{why}. Last reason: {reason}.", why=why, reason=f.words(reason)) if reason else why
     return {
         "id": rid,
         "cells": [
@@ -106,19 +110,19 @@ def _tested(value: float | None, reason: str | None) -> str:
 
 
 _REQUEST_COLUMNS: Final = (
-    _column("Request", "mono"),
-    _column("Came", "num", help_text="local time"),
-    _column("State", "pill"),
-    _column("Queue", "num", help_text="from entering the queue to its first admission"),
-    _column("TTFT", "num", help_text="from arrival to the first token"),
-    _column("TBT p50", "num", help_text="median gap between its tokens"),
-    _column("TBT worst", "num"),
-    _column("Total", "num"),
-    _column("Prompt", "num", "tok"),
-    _column("Cached", "num", "tok", "prompt tokens found in the cache at its first admission"),
-    _column("Output", "num", "tok"),
-    _column("Chunks", "num"),
-    _column("Retracted", "num", "times"),
+    _column(mark("Request"), "mono"),
+    _column(mark("Came"), "num", help_text=mark("local time")),
+    _column(mark("State"), "pill"),
+    _column(mark("Queue"), "num", help_text=mark("from entering the queue to its first admission")),
+    _column(mark("TTFT"), "num", help_text=mark("from arrival to the first token")),
+    _column(mark("TBT p50"), "num", help_text=mark("median gap between its tokens")),
+    _column(mark("TBT worst"), "num"),
+    _column(mark("Total"), "num"),
+    _column(mark("Prompt"), "num", "tok"),
+    _column(mark("Cached"), "num", "tok", mark("prompt tokens found in the cache at its first admission")),
+    _column(mark("Output"), "num", "tok"),
+    _column(mark("Chunks"), "num"),
+    _column(mark("Retracted"), "num", "times"),
 )
 
 _STATE_COLOURS: Final = {"stop": "good", "length": "good", "abort": "warn", "error": "bad", "timeout": "bad"}
@@ -127,15 +131,15 @@ _STATE_COLOURS: Final = {"stop": "good", "length": "good", "abort": "warn", "err
 def requests_table(requests: pd.DataFrame, colours: Palette, *, note: str, live: bool) -> Table:
     """Requests from `frames.requests_frame`: finished ones, or live ones."""
     empty = (
-        ("No request is live", "Send one to the engine, or run bench/serve.py against it.")
+        (t("No request is live"), t("Send one to the engine, or run bench/serve.py against it."))
         if live
         else (
-            "No request has finished yet",
-            "The list fills as requests end. Send some, or run bench/serve.py against the engine.",
+            t("No request has finished yet"),
+            t("The list fills as requests end. Send some, or run bench/serve.py against the engine."),
         )
     )
     rows = [_request_row(row, colours) for row in requests.to_dict("records")]
-    return Table(columns=_REQUEST_COLUMNS, rows=rows, note=note, empty=empty, filter="Filter, or an id and Enter")
+    return Table(columns=_REQUEST_COLUMNS, rows=rows, note=note, empty=empty, filter=t("Filter, or an id and Enter"))
 
 
 def _request_row(row: dict[Any, Any], colours: Palette) -> dict[str, Any]:
@@ -158,13 +162,13 @@ def _request_row(row: dict[Any, Any], colours: Palette) -> dict[str, Any]:
 
 
 _PASS_COLUMNS: Final = (
-    _column("Step", "num"),
-    _column("Ended by", "text", help_text="what ended the pass, and at which request"),
-    _column("Looked at", "num", "req", "candidates examined"),
-    _column("Admitted", "num", "req"),
-    _column("Prefill", "num", "tok"),
-    _column("Decode", "num", "rows"),
-    _column("Kind", "text", help_text="of step: extend, mixed, decode or idle"),
+    _column(mark("Step"), "num"),
+    _column(mark("Ended by"), "text", help_text=mark("what ended the pass, and at which request")),
+    _column(mark("Looked at"), "num", "req", mark("candidates examined")),
+    _column(mark("Admitted"), "num", "req"),
+    _column(mark("Prefill"), "num", "tok"),
+    _column(mark("Decode"), "num", "rows"),
+    _column(mark("Kind"), "text", help_text=mark("of step: extend, mixed, decode or idle")),
 )
 
 
@@ -175,8 +179,8 @@ def passes_table(groups: Sequence[PassGroup], steps: int) -> Table:
         rows=[_pass_row(group) for group in groups],
         note=t("the last {n} steps; empty passes in a row are one line", n=f.count(steps)),
         empty=(
-            "No step has been made yet",
-            "Passes appear when requests arrive. Send some, or run bench/serve.py against the engine.",
+            t("No step has been made yet"),
+            t("Passes appear when requests arrive. Send some, or run bench/serve.py against the engine."),
         ),
     )
 
@@ -204,16 +208,16 @@ def _pass_row(group: PassGroup) -> dict[str, Any]:
 
 
 _DECISION_COLUMNS: Final = (
-    _column("#", "num", help_text="order of examination"),
-    _column("Request", "mono"),
-    _column("Decision", "pill", help_text="closed reason code"),
-    _column("Prefix", "num", "tok", "prefix_len: already in the cache, or computed by earlier chunks"),
-    _column("Candidate", "num", "tok", "candidate_extend: what it still has to compute"),
-    _column("Selected", "num", "tok", "selected_extend: what this step computes of it"),
-    _column("Needs", "num", "tok"),
-    _column("Has", "num", "tok"),
+    _column("#", "num", help_text=mark("order of examination")),
+    _column(mark("Request"), "mono"),
+    _column(mark("Decision"), "pill", help_text=mark("closed reason code")),
+    _column(mark("Prefix"), "num", "tok", mark("prefix_len: already in the cache, or computed by earlier chunks")),
+    _column(mark("Candidate"), "num", "tok", mark("candidate_extend: what it still has to compute")),
+    _column(mark("Selected"), "num", "tok", mark("selected_extend: what this step computes of it")),
+    _column(mark("Needs"), "num", "tok"),
+    _column(mark("Has"), "num", "tok"),
     *(_column(f.LEDGER_NAMES[name], "num", "before → after") for name in LEDGERS),
-    _column("Result", "text", help_text="the reference's answer: what happens to the next request"),
+    _column(mark("Result"), "text", help_text=mark("the reference's answer: what happens to the next request")),
 )
 
 
@@ -227,12 +231,12 @@ def candidates_table(row: PassRow, colours: Palette) -> Table:
 def decisions_table(decisions: Sequence[DecisionRow], colours: Palette, *, with_step: bool = False) -> Table:
     """Candidates in the order examined, each ledger before and after. `with_step`: of one request over many steps."""
     rows = [_decision_row(decision, colours, with_step=with_step) for decision in decisions]
-    first = _column("Step", "num") if with_step else _DECISION_COLUMNS[0]
+    first = _column(mark("Step"), "num") if with_step else _DECISION_COLUMNS[0]
     return Table(
         columns=(first, *_DECISION_COLUMNS[1:]),
         rows=rows,
         note=_decisions_note(len(rows), with_step=with_step),
-        empty=("Nobody was examined", "This step made no admission pass."),
+        empty=(t("Nobody was examined"), t("This step made no admission pass.")),
     )
 
 
@@ -271,12 +275,12 @@ def _ledger_cell(before: Ledgers, after: Ledgers, name: str) -> Cell:
 
 
 _OWNER_COLUMNS: Final = (
-    _column("Owner", "pill"),
-    _column("Kind", "text"),
-    _column("Pages", "num"),
-    _column("Share", "bar", help_text="of the pool"),
-    _column("State", "text"),
-    _column("Held by", "num", "req", "requests that lock it now"),
+    _column(mark("Owner"), "pill"),
+    _column(mark("Kind"), "text"),
+    _column(mark("Pages"), "num"),
+    _column(mark("Share"), "bar", help_text=mark("of the pool")),
+    _column(mark("State"), "text"),
+    _column(mark("Held by"), "num", "req", mark("requests that lock it now")),
 )
 
 
@@ -292,7 +296,7 @@ def owners_table(owners: Sequence[PageOwner], capacity: int, total: int, colours
                 "id": owner.owner,
                 "cells": [
                     [f.short_rid(owner.label), owner.label, None, colour, owner.label],
-                    "private pages" if owner.kind == "request" else "shared prefix",
+                    t("private pages") if owner.kind == "request" else t("shared prefix"),
                     [f.count(owner.pages), owner.pages],
                     [f.share(owner.pages, capacity), owner.pages, owner.pages / largest if largest else 0.0, colour],
                     owner.state,
@@ -303,13 +307,15 @@ def owners_table(owners: Sequence[PageOwner], capacity: int, total: int, colours
     return Table(
         columns=_OWNER_COLUMNS,
         rows=rows,
-        note=_of(len(rows), total, "owners, largest first"),
-        empty=("All pages are free", "Pages get owners when requests are admitted."),
+        note=_of(len(rows), total, t("owners, largest first")),
+        empty=(t("All pages are free"), t("Pages get owners when requests are admitted.")),
     )
 
 
 def _of(shown: int, total: int, what: str) -> str:
-    return f"{f.count(total)} {what}" if shown >= total else f"{f.count(shown)} of {f.count(total)} {what}"
+    if shown >= total:
+        return f"{f.count(total)} {what}"
+    return t("{shown} of {total} {what}", shown=f.count(shown), total=f.count(total), what=what)
 
 
 def _given(value: Any) -> str | None:

@@ -101,7 +101,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     if (now.hold && root.isHovered && root.known?.size) {
       // Rows that flow by cannot be hit: under the pointer they stand still.
       for (const [id, tr] of root.known) tr.ariaSelected = String(id === now.selected);
-      root.querySelector(".note").textContent = "held while the pointer is here";
+      root.querySelector(".note").textContent = now.held;
       return;
     }
     const needle = state.filter.trim().toLowerCase();
@@ -151,7 +151,9 @@ export default function ({ data, parentElement, setTriggerValue }) {
       now.columns.forEach((column, at) => fill(tr.children[at], column, row.cells[at]));
       if (body.children[index] !== tr) body.insertBefore(tr, body.children[index] ?? null);
     });
-    root.querySelector(".note").textContent = needle ? `${found.length} of ${now.rows.length} match` : now.note;
+    root.querySelector(".note").textContent = needle
+      ? now.match.replace("{found}", found.length).replace("{all}", now.rows.length)
+      : now.note;
     root.querySelector(".empty").hidden = now.rows.length > 0;
     root.querySelector(".empty strong").textContent = now.empty[0];
     root.querySelector(".empty span").textContent = now.empty[1];

@@ -36,7 +36,7 @@ FLAGS = [
 ]
 
 #: Generous: a shared machine may be slow, and nothing here measures speed.
-PATIENCE_MS = 20_000
+PATIENCE_MS = int(os.environ.get("ADMITSCOPE_PATIENCE_MS", "20000"))
 
 
 def free_port() -> int:
