@@ -3,25 +3,61 @@
     python -m bench.telemetry_cost
 
 The events are those of a real scheduler that decodes with 32, then 256 requests, admissions and ends included. CPU
-time, best of five runs, so that a busy machine does not decide. `metrics` runs on the engine thread; `read_model` on a
-worker thread, under the same interpreter lock.
+time, best of five runs, so that a busy machine does not decide. `queue` is the engine thread's share; all others run on
+worker threads, under the same interpreter lock. There they find their data in no cache, and take twice as long
+(`bench.overhead`, column `beside`).
 """
 
 from __future__ import annotations
 
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
+from pathlib import Path
 
 from engine.clock import VirtualClock
-from engine.events import AnyEvent, EventSink, RecordingSink
+from engine.events import AnyEvent, EngineStarted, EventSink, RecordingSink
+from telemetry.buffered import BufferedSink
 from telemetry.exposition import Exposition
+from telemetry.journal import JournalSink
 from telemetry.metrics import MetricsSink
 from telemetry.read_model import ReadModel
+from telemetry.spans.draft import SpanDraft
+from telemetry.spans.sink import SpanSink
 from tests.builders import CoreRun, engine_config
 
 RUNS = 5
+
+
+class Nowhere:
+    """Takes spans and drops them."""
+
+    def start(self, engine: EngineStarted) -> None:
+        """Nothing."""
+
+    def send(self, spans: list[SpanDraft]) -> None:
+        """Nothing."""
+
+    def refuse(self, spans: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Queues:
+    """As many queues as a server has, whose workers come later."""
+
+    def __init__(self) -> None:
+        kept = RecordingSink()
+        self._queues = [BufferedSink(kept, name, capacity=10_000_000, period_s=60.0) for name in ("journal", "shared")]
+
+    def emit(self, event: AnyEvent) -> None:
+        for queue in self._queues:
+            queue.emit(event)
 
 
 def recorded(rows: int) -> tuple[Sequence[AnyEvent], int]:
@@ -56,9 +92,14 @@ def main() -> None:
     """Print the table."""
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, best of {RUNS}")
     print(f"{'listener':<12}{'rows':>6}{'events/step':>13}{'us/step':>10}")
+    folder = tempfile.TemporaryDirectory()
+    names = count()
     makers: dict[str, Callable[[], EventSink]] = {
-        "metrics": lambda: MetricsSink(clock=VirtualClock()),
+        "queue": Queues,
+        "metrics": lambda: MetricsSink(clock=VirtualClock(), in_batches=True),
         "read_model": lambda: ReadModel(clock=VirtualClock()),
+        "spans": lambda: SpanSink(Nowhere(), expects_responses=False),
+        "journal": lambda: JournalSink(Path(folder.name) / f"{next(names)}.jsonl"),
     }
     for rows in (32, 256):
         events, steps = recorded(rows)
