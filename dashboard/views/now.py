@@ -48,7 +48,7 @@ def _queue(viewer: Viewer, queue: QueueAnswer) -> None:
     if rid is None:
         st.caption(t("Click a request to read why it waits."))
         return
-    request_story(viewer, rid, full=False)
+    request_story(viewer, rid)
 
 
 def _latency(viewer: Viewer, latency: LatencyAnswer) -> None:

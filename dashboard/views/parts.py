@@ -7,13 +7,9 @@ from html import escape
 
 import streamlit as st
 
-from dashboard import charts, frames, tables
-from dashboard import formats as f
-from dashboard.components import live_table
 from dashboard.session import Viewer, box_key
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
-from telemetry.observe import Timeline
 
 
 def legend(items: list[tuple[str, str, str]], *, shape: str = "box") -> None:
@@ -68,48 +64,19 @@ def _with_code(text: str) -> str:
     return "".join(f"<code>{escape(part)}</code>" if at % 2 else escape(part) for at, part in enumerate(parts))
 
 
-def request_story(viewer: Viewer, rid: str, *, full: bool) -> None:
-    """Why a request waits, was late or ended: sentences; with `full` also its parts of TTFT and its decisions."""
+def request_story(viewer: Viewer, rid: str) -> None:
+    """Why a request waits, was late or ended, in sentences. The view "Requests" tells the rest."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.html(f'<h3 class="why">Why <code>{escape(rid)}</code></h3>', width="content")
-        st.button("Close", key="close_story", on_click=viewer.close_story, type="tertiary")
+        why = escape(t("Why {rid}")).replace("{rid}", f"<code>{escape(rid)}</code>")
+        st.html(f'<h3 class="why">{why}</h3>', width="content")
+        with st.container(horizontal=True, width="content"):
+            st.button(t("All about it"), key="whole_story", on_click=viewer.select, args=("view", "requests"))
+            st.button(t("Close"), key="close_story", on_click=viewer.close_story, type="tertiary")
     found = viewer.detail(rid)
-    if found.error and found.explanation is None:
-        st.html(
-            f'<div class="nothing"><strong>No answer about {escape(rid)}</strong>'
-            f"<span>{escape(found.error)}</span></div>"
-        )
-        return
     if found.explanation is None:
-        st.html(
-            f'<div class="nothing"><strong>The engine does not know {escape(rid)}</strong>'
-            "<span>It keeps the latest requests only. Pick another one.</span></div>"
-        )
+        title = t("No answer about {rid}", rid=rid) if found.error else t("The engine does not know {rid}", rid=rid)
+        rest = found.error or t("It keeps the latest requests only. Pick another one.")
+        st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(rest)}</span></div>')
         return
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.explanation.sentences)
     st.html(f'<ol class="explain" data-testid="explain">{sentences}</ol>')
-    if not full or found.detail is None:
-        return
-    _where_ttft_went(viewer, found.detail.timeline)
-    st.subheader("Every decision about it", anchor=False)
-    live_table(
-        tables.decisions_table(found.detail.decisions, viewer.colours, with_step=True),
-        viewer.colours,
-        key="decisions_of_request",
-        height=260,
-    )
-
-
-def _where_ttft_went(viewer: Viewer, timeline: Timeline) -> None:
-    parts = frames.parts_frame(timeline)
-    if parts.empty:
-        return
-    total = "so far" if timeline.ttft_ns is None else f.duration(timeline.ttft_ns / 1e9)
-    st.subheader(f"Where its time to first token went · {total}", anchor=False)
-    legend(
-        [
-            (viewer.colours.parts[part], f.words(part), f.duration(seconds))
-            for part, seconds in zip(parts["part"], parts["seconds"], strict=True)
-        ]
-    )
-    st.altair_chart(charts.parts_chart(parts, viewer.colours), width="stretch", key="parts_of_ttft")
