@@ -100,6 +100,10 @@ incident: $(STAMP)  ## an incident, made, diagnosed and cured: docs/debugging.md
 bench-scrape: $(STAMP)  ## how long a scrape of /metrics holds up the engine thread
 	$(BIN)/python -m bench.scrape $(ARGS)
 
+.PHONY: bench-dashboard
+bench-dashboard: $(STAMP)  ## what a view and its answers cost at 100,000 pages, 10,000 waiting, 200,000 records
+	$(BIN)/python -m bench.dashboard $(ARGS)
+
 bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
 	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
 

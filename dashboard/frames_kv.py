@@ -126,12 +126,18 @@ def open_nodes(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(name[:9]) for name in names))[:MAX_OPEN]
 
 
-def toggled(opened: tuple[int, ...], node: int) -> str | None:
-    """The address' text with `node` opened, or closed when it was open; None when nothing is. The oldest give way."""
-    kept = [each for each in opened if each != node] + ([] if node in opened else [node])
+def toggled(opened: tuple[int, ...], node: int) -> str:
+    """The address' text with `node` opened, or closed when it was open. The oldest give way; "0" is the root alone."""
+    kept = [each for each in opened if each not in {0, node}] + ([] if node in opened else [node])
     while len(kept) > MAX_OPEN or len(",".join(map(str, kept))) > _MAX_TEXT:
         kept.pop(0)
-    return ",".join(map(str, kept)) or None
+    return ",".join(map(str, kept)) or "0"
+
+
+def only_child(tree: TreeAnswer) -> int | None:
+    """The one node below the root, when it is closed and has children: behind it is everything."""
+    first = tree.rows[0] if len(tree.rows) == 1 else None
+    return first.node if first is not None and first.children else None
 
 
 def tree_rows(tree: TreeAnswer, opened: tuple[int, ...], top: int) -> list[dict[str, Any]]:

@@ -27,11 +27,11 @@ def show(viewer: Viewer, look: Look) -> None:
         waiting_for_engine(viewer, look.error)
         return
     pages = look.pages
-    tree = _asked_tree(viewer)
+    tree, opened = _asked_tree(viewer)
     _map(viewer, pages, tree)
     left, right = st.columns([1.45, 1], gap="medium")
     with left:
-        _tree(viewer, tree)
+        _tree(viewer, tree, opened)
     with right:
         _over_time(viewer, look.pool)
     st.subheader(t("Largest owners"), anchor=False)
@@ -110,28 +110,34 @@ def _pick_owner(viewer: Viewer, pages: PageMap, owner: str) -> None:
 # -- the tree --------------------------------------------------------------------------------------------------------
 
 
-def _opened(viewer: Viewer) -> tuple[int, ...]:
-    return viewer.selection("open", frames.open_nodes) or ()
-
-
 def _top(viewer: Viewer) -> int:
     top = viewer.selection("top", natural)
     return top if top in frames.TOPS else frames.TOPS[0]
 
 
-def _asked_tree(viewer: Viewer) -> TreeAnswer | None:
-    node, opened, top = viewer.selection("node", natural), _opened(viewer), _top(viewer)
-    return viewer.ask(
-        "tree", node, opened, top, question=lambda source: source.tree(node=node, opened=opened, top=top)
-    ).value
+def _asked_tree(viewer: Viewer) -> tuple[TreeAnswer | None, tuple[int, ...]]:
+    """(the answer, the nodes that are open in it). Until somebody opens one, a root with one child is shown open."""
+    node, top = viewer.selection("node", natural), _top(viewer)
+
+    def asked(opened: tuple[int, ...]) -> TreeAnswer | None:
+        return viewer.ask(
+            "tree", node, opened, top, question=lambda source: source.tree(node=node, opened=opened, top=top)
+        ).value
+
+    chosen = viewer.selection("open", frames.open_nodes)
+    tree = asked(chosen or ())
+    only = None if chosen is not None or tree is None else frames.only_child(tree)
+    if only is None:
+        return tree, chosen or ()
+    return asked((only,)), (only,)
 
 
-def _tree(viewer: Viewer, tree: TreeAnswer | None) -> None:
+def _tree(viewer: Viewer, tree: TreeAnswer | None, opened: tuple[int, ...]) -> None:
     st.subheader(t("Radix tree of shared prefixes"), anchor=False)
     if tree is None:
         st.caption(t("This source does not say: its engine is older than this page."))
         return
-    opened, top = _opened(viewer), _top(viewer)
+    top = _top(viewer)
     st.caption(
         t(
             "{nodes} nodes hold {pages} pages ({tokens} tok). {next}",

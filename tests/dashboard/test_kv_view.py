@@ -123,7 +123,8 @@ def test_the_open_nodes_of_an_address_are_bounded_and_checked() -> None:
     assert text is not None
     assert len(text) <= 400
     assert text.endswith(",7")
-    assert frames_kv.toggled((7,), 7) is None
+    assert frames_kv.toggled((7,), 7) == "0"
+    assert frames_kv.toggled((0,), 7) == "7"
 
 
 def test_the_bitmap_of_an_owner_is_its_pages(engine: FakeEngine) -> None:
