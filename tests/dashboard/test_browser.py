@@ -325,16 +325,12 @@ def test_title_bars_and_queue_of_a_pass_stay_together_under_load(stage: Stage, v
 
 def test_a_lane_that_is_clicked_tells_its_story(stage: Stage, visitor: Visitor) -> None:
     visit = visitor()
-    visit.open(stage.url, "requests")
-    chart = visit.page.locator(".st-key-lanes_of_requests")
-    bar = chart.locator(".mark-rect path").first
+    visit.open(stage.url, "requests&lanes=waiting&pause=1")
+    bar = visit.page.locator('[data-testid="stVegaLiteChart"] .mark-rect path').first
     bar.wait_for()
-    visit.page.locator(".st-key-pause_box label").click()
-    expect(visit.page.get_by_test_id("data-age")).to_contain_text("paused")
-    bar.click(force=True)
+    bar.dispatch_event("click")
     visit.page.get_by_text("What happened, and why").wait_for()
     visit.page.wait_for_url("**rid=*")
-    expect(visit.page.locator(".st-key-lane_of_request .mark-rect path").first).to_be_visible()
     visit.page.locator(".st-key-raw_records summary").click()
     expect(visit.page.locator(".st-key-raw_records")).to_contain_text("timeline")
 
@@ -343,5 +339,7 @@ def test_the_latency_view_draws_its_charts_and_answers_in_words(stage: Stage, vi
     visit = visitor()
     visit.open(stage.url, "latency")
     expect(visit.page.get_by_test_id("p99-queueing")).to_contain_text("of p99 TTFT is queueing")
-    for key in ("ttft_stack", "gap_histogram", "first_tokens", "slo_deciles"):
-        visit.page.locator(f".st-key-{key} .mark-rect path, .st-key-{key} .mark-symbol path").first.wait_for()
+    charts = visit.page.locator('[data-testid="stVegaLiteChart"]')
+    charts.nth(3).wait_for()
+    for chart in charts.all():
+        chart.locator(".mark-rect path, .mark-symbol path").first.wait_for()
