@@ -157,11 +157,14 @@ class FrontEndMetrics:
         """The first byte of a response was written. Without this, TTFT is known only when the response is complete."""
         self._first_bytes.append((rid, t_ns))
 
-    def take_first_bytes(self) -> list[tuple[str, int]]:
-        """First bytes since the last call; for the engine thread, without a lock."""
-        taken = []
-        while self._first_bytes:
-            taken.append(self._first_bytes.popleft())
+    def take_first_bytes(self, until_ns: int | None = None) -> list[tuple[str, int]]:
+        """First bytes since the last call, written by `until_ns`; for one thread, without a lock.
+
+        Whoever is behind the engine must name the time it has come to: of later ones it does not know the request yet.
+        """
+        taken, waiting = [], self._first_bytes
+        while waiting and (until_ns is None or waiting[0][1] <= until_ns):
+            taken.append(waiting.popleft())
         return taken
 
     def snapshot(self) -> tuple[int, ...]:

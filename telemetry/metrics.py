@@ -303,7 +303,7 @@ class MetricsSink(RequestMetrics):
             books.cells[self._tokens_cell] += len(event.rows)
         self._pages(event.pages)
         books.cells[self._heartbeat_cell] = event.t_ns + self._wall_offset_ns
-        for rid, t_ns in self.front_end.take_first_bytes():
+        for rid, t_ns in self.front_end.take_first_bytes(event.t_ns if self._in_batches else None):
             self._timeline.first_byte(rid, t_ns)
         self._publish(event.t_ns)
 

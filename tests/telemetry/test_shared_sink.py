@@ -200,3 +200,22 @@ def test_workers_take_turns(numbered: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(sink.flush(30) for sink in sinks)
     assert all(sink.close() for sink in sinks)
     assert most == [1]
+
+
+def test_a_first_byte_waits_for_the_events_that_came_before_it() -> None:
+    """A worker that is behind does not know the request yet whose first byte was written meanwhile."""
+    kept = RecordingSink()
+    run = TimedRun(engine_config(), kept)
+    run.add("early", 20, 3, ignore_eos=True)
+    run.timed_step()
+    run.add("late", 20, 3, ignore_eos=True)
+    run.timed_step()
+    written_ns = run.now_ns
+    run.finish_all()
+    metrics = MetricsSink(clock=VirtualClock(), expects_responses=True, in_batches=True)
+    metrics.front_end.on_first_byte("late", written_ns)
+    for event in kept.events:
+        metrics.emit(event)
+    request = metrics.timeline.emitting["late"]
+    assert request.ttft_ns is not None
+    assert request.first_byte_ns == written_ns
