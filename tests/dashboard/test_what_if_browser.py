@@ -18,6 +18,9 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM}): apt-get install chromium"),
 ]
 
+#: Both runs are simulated by a child, beside a browser and a page.
+expect.set_options(timeout=6 * PATIENCE_MS)
+
 
 def test_would_a_smaller_chunk_help(tmp_path: Path) -> None:
     config = config_of(num_pages=2_000, chunked_prefill_size=2_048)
@@ -25,9 +28,10 @@ def test_would_a_smaller_chunk_help(tmp_path: Path) -> None:
     with streamlit("", tmp_path / "streamlit.txt", journals=[journal]) as url, chromium() as browser:
         visit = Visit(browser.new_context(viewport={"width": 1440, "height": 900}).new_page())
         page = visit.page
+        page.set_default_timeout(6 * PATIENCE_MS)
         page.goto(f"{url}/?view=what_if")
         chunk = page.get_by_label("Chunk size (tok)", exact=True)
-        expect(chunk).to_have_value("2048", timeout=6 * PATIENCE_MS)
+        expect(chunk).to_have_value("2048")
         chunk.fill("128")
         chunk.press("Tab")
         page.get_by_role("button", name="Compare", exact=True).click()
