@@ -125,6 +125,7 @@ def counted_beside() -> Iterator[tuple[Exposition, Callable[[], None]]]:
     shared = SharedSink([("metrics", metrics)])
     metrics.catch_up = lambda: shared.catch_up(CATCH_UP_S)
     events = chain(kept.events, cycle(kept.events[1:]))  # only one engine starts
+    shared.emit(next(events))
     exposition = Exposition(metrics)
     exposition.warm()
     yield exposition, lambda: shared.emit(next(events))

@@ -120,6 +120,7 @@ class Exposition(Collector):
 
     def warm(self) -> None:
         """Make what is made once, which takes a while, before anybody is kept waiting by it."""
+        self._sink.catch_up()  # it is made for the engine that has started
         self._program()
 
     def collect(self) -> Iterator[LibraryFamily]:
