@@ -160,7 +160,7 @@ def main() -> None:
         rows.append(("text+worker", measure(lambda: behind.render("text/plain"), seconds, publish)))
     for name, seen in rows:
         scrapes, held, beside = seen.scrapes or [0.0], seen.held or [0.0], seen.beside or [0.0]
-        row = (statistics.median(scrapes), statistics.median(held), max(held))
+        row: tuple[float, ...] = (statistics.median(scrapes), statistics.median(held), max(held))
         row += (statistics.median(seen.alone), quantile(seen.alone), statistics.median(beside), quantile(beside))
         print(f"{name:<13}" + "".join(f"{value:>{width}.0f}" for value, width in zip(row, WIDTHS, strict=True)))
 
