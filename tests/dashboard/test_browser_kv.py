@@ -66,7 +66,7 @@ def test_a_bundle_is_opened_in_place_and_leads_to_its_step(scene: tuple[Visit, s
     expect(visit.page.locator(".st-key-bundle_records tbody tr").first).to_contain_text("offending")
     expect(visit.page.get_by_text("admitscope check journals/fake.jsonl")).to_be_visible()
     visit.page.wait_for_url("**bundle=*")
-    visit.page.locator(".st-key-bundle_to_step button").click()
+    visit.page.locator(".st-key-bundle_to_step button").first.click()
     visit.page.wait_for_url("**view=admission*")
 
 
