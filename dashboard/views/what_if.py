@@ -214,7 +214,8 @@ def _stop(ask: Ask) -> None:
 
 
 def _result(viewer: Viewer, result: WhatifResult, standing: Standing) -> None:
-    st.html(f'<p style="font-size:1.2rem;line-height:1.45;margin:0" data-testid="whatif-sentence">{escape(frames.sentence(result))}</p>')
+    said = escape(frames.sentence(result))
+    st.html(f'<p style="font-size:1.2rem;line-height:1.45;margin:0" data-testid="whatif-sentence">{said}</p>')
     st.caption(_worth(result))
     for note in (result.cost_before.note, result.cost_after.note, *result.notes):
         if note:
