@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.launch import build_instance
+from telemetry.settings import ServeCommand, parse
 from telemetry.sim.door import Ask, Busy, Door, is_journal_of
 from tests.telemetry.sim.recordings import config_of, record
 
@@ -84,6 +86,18 @@ def test_a_child_that_is_killed_is_no_answer(tmp_path: Path, journal: Path) -> N
     os.kill(run.pid, signal.SIGKILL)
     found = run.wait(PATIENCE_S)
     assert (found.state, found.error) == ("failed", "it ended with status -9 and said nothing")
+
+
+def test_a_live_engine_names_its_own_journal(tmp_path: Path) -> None:
+    command = parse(["serve", "--executor.kind", "simulated", "--journal", str(tmp_path / "journals")])
+    assert isinstance(command, ServeCommand)
+    instance = build_instance(command)
+    try:
+        status = instance.listeners.read_model.status()
+        instance.listeners.close()
+        assert is_journal_of(status.journal, status.engine_id)
+    finally:
+        instance.close()
 
 
 def test_a_journal_belongs_to_the_engine_that_wrote_it(journal: Path, tmp_path: Path) -> None:
