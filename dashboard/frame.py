@@ -13,7 +13,7 @@ from dashboard import components, downloads
 from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.fleet import fleet_table
-from dashboard.session import INTERVALS_S, Viewer, box_key
+from dashboard.session import INTERVALS_S, Viewer, box_key, on_box
 from dashboard.views import VIEWS
 from dashboard.words import LANGUAGES, t
 
@@ -35,7 +35,7 @@ def place_switch(viewer: Viewer) -> None:
         names,
         index=names.index(viewer.place.name),
         key=box,
-        on_change=lambda: viewer.show_place(st.session_state[box]),
+        on_change=on_box("source", box, viewer.show_place),
         label_visibility="collapsed",
         width=200,
     )
@@ -49,7 +49,7 @@ def pace(viewer: Viewer) -> None:
             t("Pause"),
             value=viewer.is_paused,
             key=pause,
-            on_change=lambda: viewer.set_pause(paused=st.session_state[pause]),
+            on_change=on_box("pause", pause, lambda paused: viewer.set_pause(paused=paused)),
             help=t("All panels stand at one moment. Key: space."),
         )
         interval = box_key("interval", viewer.interval_s)
@@ -60,7 +60,7 @@ def pace(viewer: Viewer) -> None:
             # Said now: Streamlit reads an answer by its label, before the run that follows has a language.
             format_func={s: t("every {n} s", n=f"{s:g}") for s in INTERVALS_S}.__getitem__,
             key=interval,
-            on_change=lambda: viewer.set_interval(st.session_state[interval]),
+            on_change=on_box("interval", interval, viewer.set_interval),
             label_visibility="collapsed",
             width=120,
         )
@@ -82,7 +82,7 @@ def pace(viewer: Viewer) -> None:
         index=list(LANGUAGES).index(viewer.language),
         format_func=LANGUAGES.__getitem__,
         key=lang,
-        on_change=lambda: viewer.select("lang", st.session_state[lang]),
+        on_change=on_box("lang", lang, lambda chosen: viewer.select("lang", chosen)),
         label_visibility="collapsed",
         width=120,
     )

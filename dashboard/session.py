@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -294,7 +294,22 @@ def box_key(name: str, value: object) -> str:
     key = _versioned(name, versions.get(name, 0))
     if key in st.session_state and st.session_state[key] != value:
         versions[name] = versions.get(name, 0) + 1
-    return _versioned(name, versions.get(name, 0))
+    st.session_state.setdefault("box_keys", {})[name] = _versioned(name, versions.get(name, 0))
+    current: str = st.session_state["box_keys"][name]
+    return current
+
+
+def on_box(name: str, key: str, act: Callable[[Any], None]) -> Callable[[], None]:
+    """What the widget `key` of `box_key(name, …)` does when it is changed: `act` gets the new value.
+
+    The browser still speaks of a widget that is gone for a run or two, and Streamlit takes that for a change.
+    """
+
+    def changed() -> None:
+        if key == st.session_state.get("box_keys", {}).get(name):
+            act(st.session_state[key])
+
+    return changed
 
 
 def _versioned(name: str, version: int) -> str:

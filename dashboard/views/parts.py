@@ -7,7 +7,7 @@ from html import escape
 
 import streamlit as st
 
-from dashboard.session import Viewer, box_key
+from dashboard.session import Viewer, box_key, on_box
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
 
@@ -41,7 +41,7 @@ def choice(viewer: Viewer, name: str, options: Mapping[str, str], *, label: str)
         key=box,
         label_visibility="collapsed",
         # The control lets its choice be taken back; here something is always chosen.
-        on_change=lambda: viewer.select(name, st.session_state[box] or value),
+        on_change=on_box(name, box, lambda chosen: viewer.select(name, chosen or value)),
     )
     return value
 
