@@ -55,8 +55,10 @@ class Filler:
     def start(self) -> None:
         """The first event."""
         config = EngineConfig().model_dump_json()
-        told = (2, "bench", config, "bench", "none", _PAGE, self._pages, 256, time.time_ns(), "bench")
-        self._hear(EngineStarted(*self.head(), *told))
+        start = time.time_ns()
+        self._hear(
+            EngineStarted(*self.head(), 2, "bench", config, "bench", "none", _PAGE, self._pages, 256, start, "bench")
+        )
 
     def arrive(self, number: int) -> None:
         """One request that waits."""

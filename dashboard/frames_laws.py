@@ -208,7 +208,7 @@ def records_table(detail: EvidenceDetail, colours: Palette) -> Table:
         columns=(
             _column(t("Event"), "num", "seq"),
             _column(t("Step"), "num"),
-            _column(t("Before"), "num", "", t("before the offending record")),
+            _column(t("Earlier by"), "num", "", t("before the offending record")),
             _column(t("Record"), "pill"),
             _column(t("Fields"), "mono"),
         ),
