@@ -56,8 +56,8 @@ def pulse_data(
         "old_after_s": OLD_AFTER_INTERVALS * interval_s,
         "paused": paused,
         "stands": _stands(look, paused=paused),
-        # Before the first answer the view itself says what to do, in all its room.
-        "bare": status is None,
+        # Before the first answer the view itself says what to do, in all its room; a lesson needs no engine.
+        "bare": status is None or not whole,
         "error": None if wrong is None or not whole else [text.replace("`", "") for text in wrong],
         "warning": None if status is None else _warning(status),
         "words": _words(look),
