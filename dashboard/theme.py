@@ -235,7 +235,8 @@ html[data-admitscope="old"] .st-key-live { opacity: .45; filter: grayscale(.7); 
 .amounts { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: .15rem 1rem;
   font-size: 13px; font-variant-numeric: tabular-nums; }
 .st-key-page_owner, .st-key-picked_node { border-left: 4px solid var(--ad-line); padding: .1rem 0 .1rem .8rem; }
-.st-key-page_owner [data-testid="stText"], .st-key-picked_node [data-testid="stText"] { font-family: inherit; white-space: pre-wrap; }
+.st-key-page_owner [data-testid="stText"],
+.st-key-picked_node [data-testid="stText"] { font-family: inherit; white-space: pre-wrap; }
 .amounts em { font-style: normal; color: var(--ad-muted); }
 .headline { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: .5rem 1.6rem;
   border: 1px solid var(--ad-line); border-radius: 8px; padding: .8rem 1.1rem; font-variant-numeric: tabular-nums; }
