@@ -69,7 +69,10 @@ def _binding(passes: PassesAnswer | None) -> Answer:
     rest = t("it ended {n} of the last {all} passes", n=f.count(most), all=f.count(len(made)))
     if others:
         rest += "; " + ", ".join(f"{other} {f.count(n)}" for other, n in others[:2])
-    last = max(step for step, reason in ends if _limit_of(reason) == name)
+    bound = [step for step, reason in ends if _limit_of(reason) == name]
+    # A pass that still stood at an older refusal looked at nobody: the refusal itself is what one wants to see.
+    looked = {row.step for row in made if row.candidates}
+    last = max((step for step in bound if step in looked), default=max(bound))
     return f"{name}:", rest, {"view": "admission", "step": last}
 
 

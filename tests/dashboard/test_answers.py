@@ -82,6 +82,15 @@ def test_the_ledger_that_ends_most_passes_is_named_with_how_often() -> None:
     assert said["go"] == {"view": "admission", "step": 4}
 
 
+def test_the_answer_leads_to_the_refusal_not_to_a_pass_that_looked_at_nobody() -> None:
+    told = passes("kv_total_exhausted", "full_flag_set", "full_flag_set")
+    refused = o.DecisionRow.model_construct(rid="a", reason="kv_total_exhausted")
+    rows = (told.passes[0].model_copy(update={"candidates": (refused,)}), *told.passes[1:])
+    said = line(Look(passes=o.PassesAnswer(**head(), passes=rows)), "ledger")
+    assert said["rest"].startswith("it ended 3 of the last 3 passes")
+    assert said["go"] == {"view": "admission", "step": 1}
+
+
 def test_a_batch_that_is_still_full_counts_for_what_filled_it() -> None:
     look = Look(passes=passes("full_flag_set", "kv_now_exhausted", "full_flag_set", "full_flag_set", "chunk_exhausted"))
     said = line(look, "ledger")

@@ -1,0 +1,237 @@
+"""Pictures of each page, from the real demo: `make screenshots`.
+
+    python -m bench.screenshots [--seconds N] [--out DIR] [--only NAME]
+
+Starts `admitscope demo` on free ports (real model, replayed trace) and waits until several requests wait. Then the page
+is paused and the answers of "Now" are followed, as docs/tour.md tells it, so that the pictures show one moment. After
+the load the journal of the same run is opened for the bar of a recording, and for What if. Each page is taken at
+1440x900 and at 390x844, in the light theme; files are PNGs with a palette, page-NAME.png and page-NAME-390.png.
+
+The narrow pictures begin at the choice of view, where the head of the page would fill the first screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from PIL import Image
+
+from telemetry.client import LiveSource, SourceUnavailable
+from tests.dashboard.browser import CHROMIUM, Visit, chromium, streamlit
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+WIDE: Final = (1440, 900)
+NARROW: Final = (390, 844)
+#: A shared machine draws slowly; nothing here measures speed.
+_PATIENCE_MS: Final = 90_000
+#: The script of a page reruns after a change of size, and charts fit themselves.
+_SETTLE_MS: Final = 2_500
+#: What "Now" needs to be worth a picture: first tokens lately, requests that wait, the age of the oldest of them.
+_FIRSTS, _WAITING, _OLDEST_S = 20, 4, 1.0
+_START_S: Final = 240.0
+_SMALLER_CHUNK: Final = 32
+
+
+@dataclass
+class Album:
+    """Where pictures go, and which were taken."""
+
+    folder: Path
+    only: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def take(self, visit: Visit, name: str, *, live: bool = False) -> None:
+        """Both pictures of what is open now. `live`: at once, since the moment would pass."""
+        if self.only not in {None, name}:
+            return
+        if not live:
+            visit.page.wait_for_timeout(_SETTLE_MS)
+        self._write(visit, f"page-{name}.png")
+        visit.page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+        visit.page.wait_for_timeout(_SETTLE_MS)
+        if name != "now":
+            visit.page.evaluate("document.querySelector('.st-key-controls').scrollIntoView()")
+            visit.page.wait_for_timeout(_SETTLE_MS // 5)
+        self._write(visit, f"page-{name}-{NARROW[0]}.png")
+        visit.page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
+        visit.page.wait_for_timeout(_SETTLE_MS)
+
+    def _write(self, visit: Visit, file: str) -> None:
+        picture = Image.open(io.BytesIO(visit.page.screenshot())).convert("RGB")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _with_palette(picture).save(self.folder / file, optimize=True)
+        self.sizes[file] = (self.folder / file).stat().st_size
+        sys.stdout.write(f"{file:<32} {self.sizes[file] / 1024:6.0f} KiB\n")
+        sys.stdout.flush()
+
+
+def _with_palette(picture: Image.Image) -> Image.Image:
+    """The picture in its 256 most frequent colours: areas stay exact, edges of letters go to the nearest."""
+    counted = picture.getcolors(maxcolors=picture.width * picture.height) or []
+    colours = [colour for _, colour in sorted(counted, reverse=True)[:256]]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for colour in colours for channel in colour])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A running demo: the addresses of its engine and of its page, and where it writes its journal."""
+
+    engine: str
+    page: str
+    journals: Path
+
+
+@contextlib.contextmanager
+def demo(seconds: float, folder: Path) -> Iterator[Demo]:
+    """`admitscope demo` for `seconds` of arrivals, on free ports. Ended by SIGINT, as a person would."""
+    log, journals = folder / "demo.txt", folder / "journals"
+    command = [sys.executable, "-m", "telemetry.cli", "demo", "--duration", str(seconds), "--journal", str(journals)]
+    command += ["--api-port", "0", "--dashboard-port", "0"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+        try:
+            yield Demo(*_addresses(process, log), journals)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+
+
+def _addresses(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
+    """(engine, page), once the demo has named them: both answer then."""
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until:
+        text = log.read_text()
+        found = {name: re.search(rf"^{name} +(http://127\.0\.0\.1:\d+)", text, re.M) for name in ("API", "dashboard")}
+        if found["API"] and found["dashboard"]:
+            return found["API"][1], found["dashboard"][1]
+        if process.poll() is not None:
+            raise SystemExit(f"the demo ended with {process.returncode}:\n{text[-2000:]}")
+        time.sleep(0.25)
+    raise SystemExit(f"the demo did not start in {_START_S:.0f} s:\n{log.read_text()[-2000:]}")
+
+
+def _wait_for_a_queue(engine: str, seconds: float) -> None:
+    """Until there is something to see; SystemExit when the load passes without a queue."""
+    source = LiveSource(engine, timeout_s=10.0)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with contextlib.suppress(SourceUnavailable):  # a busy engine answers the next time
+            told, queue = source.breakdown(), source.queue(50)
+            oldest_s = max((entry.age_s for entry in queue.entries), default=0.0)
+            is_filled = told is not None and told.firsts_total >= _FIRSTS and told.gaps > 0
+            if is_filled and queue.total >= _WAITING and oldest_s >= _OLDEST_S:
+                return
+        time.sleep(0.3)
+    raise SystemExit(f"in {seconds:.0f} s there was no moment with {_WAITING} waiting requests: try --seconds 120")
+
+
+@contextlib.contextmanager
+def _visiting() -> Iterator[Visit]:
+    with chromium() as browser:
+        size = {"width": WIDE[0], "height": WIDE[1]}
+        context = browser.new_context(viewport=size, color_scheme="light", locale="en-GB")
+        visit = Visit(context.new_page())
+        visit.page.set_default_timeout(_PATIENCE_MS)
+        yield visit
+        visit.clean()
+        context.close()
+
+
+def _follow(visit: Visit, answer: str, until: str) -> None:
+    """From "Now" to the view behind one of its answers."""
+    visit.show("Now")
+    visit.page.get_by_test_id(f"answer-{answer}").click()
+    visit.page.locator(until).first.wait_for()
+
+
+def take_live(album: Album, visit: Visit, running: Demo, seconds: float) -> None:
+    """The live page, then one moment of it through all views of an engine."""
+    page = visit.page
+    visit.open(running.page)
+    _wait_for_a_queue(running.engine, seconds)
+    page.locator(".st-key-queue tbody tr[data-id]").nth(2).wait_for()
+    # By the switch: a key would leave a frame around what has the focus.
+    page.locator(".st-key-pace [data-testid=stCheckbox] label").click()
+    page.get_by_test_id("data-age").get_by_text("paused").wait_for()
+    # First, since a story is as old as its first reading in the pause.
+    _follow(visit, "longest", "ol.explain")
+    album.take(visit, "request")
+    page.get_by_role("button", name="Close").first.click()
+    page.locator(".st-key-lanes_of_requests").wait_for()
+    album.take(visit, "requests")
+    visit.show("Now")
+    page.locator(".st-key-queue").wait_for()
+    album.take(visit, "now")
+    _follow(visit, "ledger", ".st-key-candidates tbody tr")
+    album.take(visit, "admission")
+    _follow(visit, "queueing", "[data-testid=p99-queueing]")
+    album.take(visit, "latency")
+    _follow(visit, "owner", "canvas[data-pages]")
+    album.take(visit, "kv")
+    visit.show("Invariants")
+    page.locator(".st-key-laws tbody tr").first.wait_for()
+    album.take(visit, "invariants")
+
+
+def take_recorded(album: Album, visit: Visit, page_url: str, journal: Path) -> None:
+    """The bar of a recording, What if over the same run, and a lesson."""
+    page = visit.page
+    page.goto(f"{page_url}/?view=admission&source={journal.name}")
+    page.locator(".scrub input").wait_for()
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('*')].map(e => e.shadowRoot).filter(Boolean)
+            .flatMap(root => [...root.querySelectorAll('.scrub input')]).some(bar => Number(bar.max) > 100)"""
+    )
+    middle = int(page.locator(".scrub input").get_attribute("max") or 2) // 2
+    page.goto(f"{page_url}/?view=now&at={middle}")
+    page.locator(".st-key-queue").wait_for()
+    album.take(visit, "recorded")
+    page.goto(f"{page_url}/?view=what_if&whatif=scheduler.chunked_prefill_size={_SMALLER_CHUNK}")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_test_id("whatif-sentence").wait_for(timeout=4 * _PATIENCE_MS)
+    album.take(visit, "what-if")
+    page.goto(f"{page_url}/?view=classroom&lesson=four-requests&moment=4")
+    page.get_by_test_id("moment").wait_for()
+    album.take(visit, "classroom")
+
+
+def main() -> int:
+    """Take them all; 1 when a page showed an error in the browser."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=90.0, help="of arrivals (default: 90)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img", help="folder (default: docs/img)")
+    parser.add_argument("--only", help="one picture, by its name: now, request, requests, admission, …")
+    parser.add_argument("--journal", type=Path, help="skip the demo: only the pictures of a recorded run")
+    asked = parser.parse_args()
+    if not CHROMIUM.exists():
+        raise SystemExit(f"needs Debian's chromium ({CHROMIUM}): apt-get install chromium")
+    album = Album(asked.out, asked.only)
+    with tempfile.TemporaryDirectory(prefix="admitscope-pictures-") as name, _visiting() as visit:
+        folder = Path(name)
+        journal = asked.journal
+        if journal is None:
+            with demo(asked.seconds, folder) as running:
+                take_live(album, visit, running, asked.seconds)
+            journal = max((folder / "journals").glob("*.jsonl"))
+        with streamlit("", folder / "page.txt", journals=[journal]) as page_url:
+            take_recorded(album, visit, page_url, journal)
+    sys.stdout.write(f"{len(album.sizes)} pictures, {sum(album.sizes.values()) / 1024:.0f} KiB in {album.folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
