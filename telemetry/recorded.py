@@ -39,10 +39,10 @@ from telemetry.read_model import ReadModel
 from telemetry.recorded_kv import RecordedMemory
 from telemetry.schema import LineUnion
 
-#: Events between two kept states, to begin with: about a twentieth of a second of folding.
-SPACING: Final = 8_192
+#: Events between two kept states, to begin with: a few hundredths of a second of folding.
+SPACING: Final = 4_096
 #: States kept at most; when there are more, every other one goes and the spacing doubles.
-MAX_STATES: Final = 48
+MAX_STATES: Final = 96
 
 #: Events after which the reading thread lets others run.
 _BREATHE: Final = 128
