@@ -104,6 +104,13 @@ bench-scrape: $(STAMP)  ## how long a scrape of /metrics holds up the engine thr
 bench-dashboard: $(STAMP)  ## what a view and its answers cost at 100,000 pages, 10,000 waiting, 200,000 records
 	$(BIN)/python -m bench.dashboard $(ARGS)
 
+.PHONY: screenshots soak-dashboard
+screenshots: $(STAMP)  ## pictures of every page, from the real demo, into docs/img (needs Debian's chromium; 5 minutes)
+	$(BIN)/python -m bench.screenshots $(ARGS)
+
+soak-dashboard: $(STAMP)  ## three viewers on two simulated hours: step time with and without them, memory (3 minutes)
+	$(BIN)/python -m bench.soak_dashboard $(ARGS)
+
 bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
 	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from PIL import Image
 
 from telemetry.client import LiveSource, SourceUnavailable
@@ -39,7 +40,7 @@ _PATIENCE_MS: Final = 90_000
 #: The script of a page reruns after a change of size, and charts fit themselves.
 _SETTLE_MS: Final = 2_500
 #: What "Now" needs to be worth a picture: first tokens lately, requests that wait, the age of the oldest of them.
-_FIRSTS, _WAITING, _OLDEST_S = 20, 4, 1.0
+_FIRSTS, _WAITING, _OLDEST_S = 30, 5, 2.0
 _START_S: Final = 240.0
 _SMALLER_CHUNK: Final = 32
 
@@ -78,11 +79,21 @@ class Album:
 
 
 def _with_palette(picture: Image.Image) -> Image.Image:
-    """The picture in its 256 most frequent colours: areas stay exact, edges of letters go to the nearest."""
+    """The picture in 256 of its own colours.
+
+    Each further colour is the one that is missed most: by the square of its distance, and by the root of how often it
+    occurs, so that a green digit counts although letters of the text have more greys.
+    """
     counted = picture.getcolors(maxcolors=picture.width * picture.height) or []
-    colours = [colour for _, colour in sorted(counted, reverse=True)[:256]]
+    colours = np.array([colour for _, colour in sorted(counted, reverse=True)], dtype=np.float64)
+    weights = np.sqrt([count for count, _ in sorted(counted, reverse=True)])
+    chosen = [0]
+    missed = np.full(len(colours), np.inf)
+    while len(chosen) < min(256, len(colours)):
+        missed = np.minimum(missed, ((colours - colours[chosen[-1]]) ** 2).sum(axis=1))
+        chosen.append(int((missed * weights).argmax()))
     palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for colour in colours for channel in colour])
+    palette.putpalette(colours[chosen].astype(np.uint8).tobytes())
     return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
@@ -96,10 +107,10 @@ class Demo:
 
 
 @contextlib.contextmanager
-def demo(seconds: float, folder: Path) -> Iterator[Demo]:
-    """`admitscope demo` for `seconds` of arrivals, on free ports. Ended by SIGINT, as a person would."""
+def demo(folder: Path) -> Iterator[Demo]:
+    """`admitscope demo` on free ports. Ended by SIGINT, as a person would."""
     log, journals = folder / "demo.txt", folder / "journals"
-    command = [sys.executable, "-m", "telemetry.cli", "demo", "--duration", str(seconds), "--journal", str(journals)]
+    command = [sys.executable, "-m", "telemetry.cli", "demo", "--journal", str(journals)]
     command += ["--api-port", "0", "--dashboard-port", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
@@ -124,19 +135,34 @@ def _addresses(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
     raise SystemExit(f"the demo did not start in {_START_S:.0f} s:\n{log.read_text()[-2000:]}")
 
 
-def _wait_for_a_queue(engine: str, seconds: float) -> None:
-    """Until there is something to see; SystemExit when the load passes without a queue."""
+def _pause_at_a_queue(visit: Visit, engine: str, seconds: float) -> None:
+    """Pause the page at a moment with something to see; SystemExit when there is none in `seconds`."""
     source = LiveSource(engine, timeout_s=10.0)
     until = time.monotonic() + seconds
+    # By the switch: a key would leave a frame around what has the focus.
+    switch = visit.page.locator(".st-key-pace [data-testid=stCheckbox] label")
+    stands = visit.page.get_by_test_id("data-age").filter(has_text="paused")
     while time.monotonic() < until:
-        with contextlib.suppress(SourceUnavailable):  # a busy engine answers the next time
-            told, queue = source.breakdown(), source.queue(50)
-            oldest_s = max((entry.age_s for entry in queue.entries), default=0.0)
-            is_filled = told is not None and told.firsts_total >= _FIRSTS and told.gaps > 0
-            if is_filled and queue.total >= _WAITING and oldest_s >= _OLDEST_S:
-                return
-        time.sleep(0.3)
-    raise SystemExit(f"in {seconds:.0f} s there was no moment with {_WAITING} waiting requests: try --seconds 120")
+        time.sleep(0.2)
+        if not _is_worth_it(source):
+            continue
+        switch.click()
+        stands.wait_for()
+        if visit.page.locator(".st-key-queue tbody tr[data-id]").count() >= _WAITING - 1:
+            return
+        # The page was late: those who waited run by now.
+        switch.click()
+        stands.wait_for(state="detached")
+    raise SystemExit(f"in {seconds:.0f} s there was no moment with {_WAITING} waiting requests: try --seconds 300")
+
+
+def _is_worth_it(source: LiveSource) -> bool:
+    with contextlib.suppress(SourceUnavailable):  # a busy engine answers the next time
+        told, queue = source.breakdown(), source.queue(50)
+        oldest_s = max((entry.age_s for entry in queue.entries), default=0.0)
+        is_filled = told is not None and told.firsts_total >= _FIRSTS and sum(told.late.values()) > 0
+        return is_filled and queue.total >= _WAITING and oldest_s >= _OLDEST_S
+    return False
 
 
 @contextlib.contextmanager
@@ -162,11 +188,7 @@ def take_live(album: Album, visit: Visit, running: Demo, seconds: float) -> None
     """The live page, then one moment of it through all views of an engine."""
     page = visit.page
     visit.open(running.page)
-    _wait_for_a_queue(running.engine, seconds)
-    page.locator(".st-key-queue tbody tr[data-id]").nth(2).wait_for()
-    # By the switch: a key would leave a frame around what has the focus.
-    page.locator(".st-key-pace [data-testid=stCheckbox] label").click()
-    page.get_by_test_id("data-age").get_by_text("paused").wait_for()
+    _pause_at_a_queue(visit, running.engine, seconds)
     # First, since a story is as old as its first reading in the pause.
     _follow(visit, "longest", "ol.explain")
     album.take(visit, "request")
@@ -212,7 +234,7 @@ def take_recorded(album: Album, visit: Visit, page_url: str, journal: Path) -> N
 def main() -> int:
     """Take them all; 1 when a page showed an error in the browser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=90.0, help="of arrivals (default: 90)")
+    parser.add_argument("--seconds", type=float, default=180.0, help="to wait at most for a queue (default: 180)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img", help="folder (default: docs/img)")
     parser.add_argument("--only", help="one picture, by its name: now, request, requests, admission, …")
     parser.add_argument("--journal", type=Path, help="skip the demo: only the pictures of a recorded run")
@@ -224,7 +246,7 @@ def main() -> int:
         folder = Path(name)
         journal = asked.journal
         if journal is None:
-            with demo(asked.seconds, folder) as running:
+            with demo(folder) as running:
                 take_live(album, visit, running, asked.seconds)
             journal = max((folder / "journals").glob("*.jsonl"))
         with streamlit("", folder / "page.txt", journals=[journal]) as page_url:

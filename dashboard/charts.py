@@ -31,7 +31,14 @@ def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
             "seconds:Q",
             title=None,
             scale=alt.Scale(zero=True, nice=True),
-            axis=alt.Axis(labelExpr=SECONDS_AXIS, tickCount=4, gridColor=colours.line, domain=False, ticks=False),
+            axis=alt.Axis(
+                labelExpr=SECONDS_AXIS,
+                tickCount=4,
+                gridColor=colours.line,
+                domain=False,
+                ticks=False,
+                labelFlush=False,
+            ),
         ),
         color=alt.Color("quantile:N", scale=quantiles, legend=None),
         tooltip=[
@@ -49,7 +56,7 @@ def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
             "quantile:N", scale=alt.Scale(domain=["p99", "p50"], range=[[5, 3], [1, 0]]), legend=None
         ),
     )
-    points = base.mark_circle(size=7, opacity=0.8)
+    points = base.mark_circle(size=16, opacity=0.9)
     return alt.LayerChart(layer=(line, points), height=height, padding=PADDING)
 
 

@@ -22,14 +22,17 @@ def legend(items: list[tuple[str, str, str]], *, shape: str = "box") -> None:
     st.html(f'<div class="legend-row">{spans}</div>')
 
 
-def choice(viewer: Viewer, name: str, options: Mapping[str, str], *, label: str) -> str:
-    """One of a few, kept in the address as the selection `name`; the first of `options` unless chosen otherwise.
+def choice(
+    viewer: Viewer, name: str, options: Mapping[str, str], *, label: str, unless_chosen: str | None = None
+) -> str:
+    """One of a few, kept in the address as the selection `name`.
 
-    options  value to English text; the text is shown in the reader's language
-    label    what is chosen, for readers who do not see the page
+    options        value to English text; the text is shown in the reader's language
+    label          what is chosen, for readers who do not see the page
+    unless_chosen  one of `options`; None: the first
     """
     chosen = viewer.selection(name)
-    value = chosen if chosen is not None and chosen in options else next(iter(options))
+    value = chosen if chosen is not None and chosen in options else unless_chosen or next(iter(options))
     box = box_key(name, value)
     # Said now: Streamlit reads an answer by its label, before the run that follows has a language.
     said = {option: t(text) for option, text in options.items()}

@@ -15,7 +15,7 @@ from dashboard.words import mark, t
 from telemetry.observe import EngineStatus, LanesAnswer, RequestsAnswer
 
 _LISTS = {"finished": mark("Finished"), "live": mark("Live")}
-_COUNTS = {"20": "20", "10": "10", "40": "40", "80": "80"}
+_COUNTS = {"10": "10", "20": "20", "40": "40", "80": "80"}
 
 
 def show(viewer: Viewer, look: Look) -> None:
@@ -36,7 +36,7 @@ def _lanes(viewer: Viewer, told: LanesAnswer) -> None:
         st.subheader(t("Requests over time"), anchor=False, width="content")
         with st.container(horizontal=True, width="content", vertical_alignment="center"):
             by = choice(viewer, "lanes", frames_lanes.ORDERS, label=mark("Which requests"))
-            count = choice(viewer, "n", _COUNTS, label=mark("How many requests"))
+            count = choice(viewer, "n", _COUNTS, label=mark("How many requests"), unless_chosen="20")
     lanes = frames_lanes.chosen_lanes(told.lanes, int(count), by)
     note = t(
         "{n} of {total} requests that the engine remembers, in order of arrival. Click a lane for its story.",
