@@ -28,6 +28,7 @@ from typing import Final
 
 import numpy as np
 from PIL import Image
+from playwright.sync_api import Error as PlaywrightError
 
 from telemetry.client import LiveSource, SourceUnavailable
 from tests.dashboard.browser import CHROMIUM, Visit, chromium, streamlit
@@ -40,7 +41,7 @@ _PATIENCE_MS: Final = 90_000
 #: The script of a page reruns after a change of size, and charts fit themselves.
 _SETTLE_MS: Final = 2_500
 #: What "Now" needs to be worth a picture: first tokens lately, requests that wait, the age of the oldest of them.
-_FIRSTS, _WAITING, _OLDEST_S = 30, 5, 2.0
+_FIRSTS, _WAITING, _OLDEST_S = 25, 5, 1.5
 _START_S: Final = 240.0
 _SMALLER_CHUNK: Final = 32
 
@@ -53,18 +54,19 @@ class Album:
     only: str | None = None
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def take(self, visit: Visit, name: str, *, live: bool = False) -> None:
-        """Both pictures of what is open now. `live`: at once, since the moment would pass."""
+    def take(self, visit: Visit, name: str, *, narrow_from: str = ".st-key-controls") -> None:
+        """Both pictures of what is open now; the narrow one begins at `narrow_from`."""
         if self.only not in {None, name}:
             return
-        if not live:
-            visit.page.wait_for_timeout(_SETTLE_MS)
+        # Nothing is lit because the mouse happens to rest on it.
+        visit.page.mouse.move(1, 1)
+        visit.page.locator("h1").scroll_into_view_if_needed()
+        visit.page.wait_for_timeout(_SETTLE_MS)
         self._write(visit, f"page-{name}.png")
         visit.page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
         visit.page.wait_for_timeout(_SETTLE_MS)
-        if name != "now":
-            visit.page.evaluate("document.querySelector('.st-key-controls').scrollIntoView()")
-            visit.page.wait_for_timeout(_SETTLE_MS // 5)
+        visit.page.locator(narrow_from).first.evaluate("node => node.scrollIntoView()")
+        visit.page.wait_for_timeout(_SETTLE_MS // 5)
         self._write(visit, f"page-{name}-{NARROW[0]}.png")
         visit.page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
         visit.page.wait_for_timeout(_SETTLE_MS)
@@ -172,24 +174,32 @@ def _visiting() -> Iterator[Visit]:
         context = browser.new_context(viewport=size, color_scheme="light", locale="en-GB")
         visit = Visit(context.new_page())
         visit.page.set_default_timeout(_PATIENCE_MS)
-        yield visit
-        visit.clean()
+        try:
+            yield visit
+        except PlaywrightError:
+            sys.stderr.write(f"what the page showed: {visit.picture('screenshots-failed')}\n")
+            raise
+        if visit.problems or visit.foreign:
+            raise SystemExit(f"problems in the browser: {visit.problems}; other hosts asked: {visit.foreign}")
         context.close()
 
 
 def _follow(visit: Visit, answer: str, until: str) -> None:
     """From "Now" to the view behind one of its answers."""
-    visit.show("Now")
+    if "view=now" not in visit.page.url:
+        visit.show("Now")
     visit.page.get_by_test_id(f"answer-{answer}").click()
     visit.page.locator(until).first.wait_for()
 
 
-def take_live(album: Album, visit: Visit, running: Demo, seconds: float) -> None:
-    """The live page, then one moment of it through all views of an engine."""
+def take_live(album: Album, visit: Visit, running: Demo, seconds: float) -> int:
+    """One moment of a live engine through all its views. Returns the step of that moment."""
     page = visit.page
     visit.open(running.page)
     _pause_at_a_queue(visit, running.engine, seconds)
-    # First, since a story is as old as its first reading in the pause.
+    step = visit.step()
+    # These first: what is asked for in a pause is as old as its first reading.
+    _follow(visit, "owner", ".st-key-page_owner")
     _follow(visit, "longest", "ol.explain")
     album.take(visit, "request")
     page.get_by_role("button", name="Close").first.click()
@@ -197,7 +207,7 @@ def take_live(album: Album, visit: Visit, running: Demo, seconds: float) -> None
     album.take(visit, "requests")
     visit.show("Now")
     page.locator(".st-key-queue").wait_for()
-    album.take(visit, "now")
+    album.take(visit, "now", narrow_from="h1")
     _follow(visit, "ledger", ".st-key-candidates tbody tr")
     album.take(visit, "admission")
     _follow(visit, "queueing", "[data-testid=p99-queueing]")
@@ -207,25 +217,28 @@ def take_live(album: Album, visit: Visit, running: Demo, seconds: float) -> None
     visit.show("Invariants")
     page.locator(".st-key-laws tbody tr").first.wait_for()
     album.take(visit, "invariants")
+    # Before the demo ends: a page that loses its server says so in the console, and that counts as an error.
+    page.goto("about:blank")
+    return step
 
 
-def take_recorded(album: Album, visit: Visit, page_url: str, journal: Path) -> None:
-    """The bar of a recording, What if over the same run, and a lesson."""
+def take_recorded(album: Album, visit: Visit, page_url: str, step: int | None) -> None:
+    """The bar of a recording (at `step`, else in its middle), What if over the same run, and a lesson."""
     page = visit.page
-    page.goto(f"{page_url}/?view=admission&source={journal.name}")
+    page.goto(f"{page_url}/?view=kv")
     page.locator(".scrub input").wait_for()
     page.wait_for_function(
         """() => [...document.querySelectorAll('*')].map(e => e.shadowRoot).filter(Boolean)
             .flatMap(root => [...root.querySelectorAll('.scrub input')]).some(bar => Number(bar.max) > 100)"""
     )
-    middle = int(page.locator(".scrub input").get_attribute("max") or 2) // 2
-    page.goto(f"{page_url}/?view=now&at={middle}")
-    page.locator(".st-key-queue").wait_for()
+    at = step or int(page.locator(".scrub input").get_attribute("max") or 2) // 2
+    page.goto(f"{page_url}/?view=kv&at={at}")
+    page.locator("canvas[data-pages]").wait_for()
     album.take(visit, "recorded")
     page.goto(f"{page_url}/?view=what_if&whatif=scheduler.chunked_prefill_size={_SMALLER_CHUNK}")
     page.get_by_role("button", name="Compare", exact=True).click()
     page.get_by_test_id("whatif-sentence").wait_for(timeout=4 * _PATIENCE_MS)
-    album.take(visit, "what-if")
+    album.take(visit, "what-if", narrow_from="[data-testid=whatif-sentence]")
     page.goto(f"{page_url}/?view=classroom&lesson=four-requests&moment=4")
     page.get_by_test_id("moment").wait_for()
     album.take(visit, "classroom")
@@ -244,13 +257,13 @@ def main() -> int:
     album = Album(asked.out, asked.only)
     with tempfile.TemporaryDirectory(prefix="admitscope-pictures-") as name, _visiting() as visit:
         folder = Path(name)
-        journal = asked.journal
+        journal, step = asked.journal, None
         if journal is None:
             with demo(folder) as running:
-                take_live(album, visit, running, asked.seconds)
+                step = take_live(album, visit, running, asked.seconds)
             journal = max((folder / "journals").glob("*.jsonl"))
         with streamlit("", folder / "page.txt", journals=[journal]) as page_url:
-            take_recorded(album, visit, page_url, journal)
+            take_recorded(album, visit, page_url, step)
     sys.stdout.write(f"{len(album.sizes)} pictures, {sum(album.sizes.values()) / 1024:.0f} KiB in {album.folder}\n")
     return 0
 

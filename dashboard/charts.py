@@ -75,7 +75,9 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
             y=alt.Y(
                 "tokens:Q",
                 title="tok",
-                axis=alt.Axis(tickCount=3, gridColor=colours.line, domain=False, ticks=False, format="~s"),
+                axis=alt.Axis(
+                    tickCount=3, gridColor=colours.line, domain=False, ticks=False, format="~s", labelFlush=False
+                ),
             ),
             color=alt.Color(
                 "part:N",

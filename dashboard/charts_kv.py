@@ -21,6 +21,7 @@ _STACK: Final = ("private", "protected", "evictable", "free")
 
 def _axis(colours: Palette) -> alt.Axis:
     return alt.Axis(
+        labelFlush=False,
         format="~s",
         tickCount=4,
         gridColor=colours.line,

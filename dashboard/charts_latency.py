@@ -36,7 +36,9 @@ def stack_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 260) -> 
         .encode(
             x=alt.X("from:T", title=None, axis=time_axis()),
             x2="at:T",
-            y=alt.Y("low:Q", title="mean TTFT", axis=_axis(colours, labelExpr=SECONDS_AXIS, tickCount=5)),
+            y=alt.Y(
+                "low:Q", title="mean TTFT", axis=_axis(colours, labelExpr=SECONDS_AXIS, tickCount=5, labelFlush=False)
+            ),
             y2="high:Q",
             color=alt.Color("cause:N", scale=_cause_scale(colours), legend=None),
             tooltip=[
@@ -64,7 +66,7 @@ def gap_chart(frame: pd.DataFrame, objective: pd.DataFrame, colours: Palette, *,
                 axis=_axis(colours, labelExpr=SECONDS_AXIS, values=_TICKS, grid=False, labelOverlap="greedy"),
             ),
             x2="to:Q",
-            y=alt.Y("share:Q", title="share of gaps", axis=_axis(colours, format=".0%", tickCount=4)),
+            y=alt.Y("share:Q", title="share of gaps", axis=_axis(colours, format=".0%", tickCount=4, labelFlush=False)),
             y2=alt.datum(0),
             color=alt.Color(
                 "late:N", scale=alt.Scale(domain=[False, True], range=[colours.accent, colours.bad]), legend=None
@@ -125,7 +127,7 @@ def first_chart(frame: pd.DataFrame, objective: pd.DataFrame, colours: Palette, 
                 "ttft_s:Q",
                 title="TTFT (log)",
                 scale=seconds,
-                axis=_axis(colours, labelExpr=SECONDS_AXIS, values=_DECADES),
+                axis=_axis(colours, labelExpr=SECONDS_AXIS, values=_DECADES, labelFlush=False),
             ),
             color=alt.Color("cause:N", scale=_cause_scale(colours), legend=None),
             shape=alt.Shape(
@@ -168,7 +170,7 @@ def decile_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 190) ->
         "share:Q",
         title="within the objective",
         scale=alt.Scale(domain=[0, 1.12], nice=False),
-        axis=_axis(colours, format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
+        axis=_axis(colours, format=".0%", values=[0, 0.25, 0.5, 0.75, 1], labelFlush=False),
     )
     bars = base.mark_bar(color=colours.accent, cornerRadius=2).encode(y=share)
     label = base.mark_text(baseline="bottom", dy=-3, color=colours.text, fontSize=11.5).encode(

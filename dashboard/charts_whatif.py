@@ -14,7 +14,7 @@ from dashboard.charts import PADDING, SECONDS_AXIS
 from dashboard.theme import Palette
 
 RUNS: Final = ("before", "after")
-_TICKS: Final = [step * decade for decade in (1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100) for step in (1, 3)]
+_TICKS: Final = [step * decade for decade in (1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100) for step in (1, 2, 5)]
 
 
 def _axis(colours: Palette, **options: Any) -> alt.Axis:
@@ -49,7 +49,7 @@ def curve_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 240) -> 
         .mark_line(interpolate="step-after", strokeWidth=2)
         .encode(
             x=alt.X(**_seconds(colours, "seconds:Q", "time (log)")),
-            y=alt.Y("percent:Q", title="share below, %", axis=_axis(colours, tickCount=5)),
+            y=alt.Y("percent:Q", title="share below, %", axis=_axis(colours, tickCount=5, labelFlush=False)),
             order="percent:Q",
             tooltip=[
                 alt.Tooltip("run:N", title="run"),

@@ -248,11 +248,17 @@ class PageFacts:
 
 
 def parts_frame(timeline: Timeline) -> pd.DataFrame:
-    """Time to first token of one request, cut into its parts that took any time, as intervals in seconds."""
+    """Time to first token of one request, cut into its parts that took any time, as intervals in seconds.
+
+    Of one that waits the queue is counted so far; the record counts it once it is over.
+    """
+    known = dict(timeline.parts_ns)
+    if not known.get("queue") and timeline.admitted_ns is None:
+        known["queue"] = sum(wait.end_ns - wait.start_ns for wait in timeline.waits)
     rows: list[tuple[str, float, float, float]] = []
     at = 0
     for part in TTFT_PARTS:
-        took = timeline.parts_ns.get(part, 0)
+        took = known.get(part, 0)
         if took > 0:
             rows.append((part, at / 1e9, (at + took) / 1e9, took / 1e9))
             at += took

@@ -44,7 +44,10 @@ def cost_words(laws: LawsAnswer) -> list[tuple[str, str]]:
     made = sum({law.group: law.family_checks for law in laws.laws}.values())
     words = [
         (t("Checks done"), f.count(made)),
-        (t("Laws of tier 1, all together"), f.NOTHING if each is None else t("{ns} ns per event", ns=f.count(each))),
+        (
+            t("Laws of tier 1, all together"),
+            f.NOTHING if each is None else t("{time} per event", time=f.duration(each / 1e9)),
+        ),
         (t("Share of the time since start"), f.share(laws.events_ns + laws.audits_ns, laws.uptime_s * 1e9)),
         (
             t("Audits (tier 2)"),

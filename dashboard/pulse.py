@@ -89,7 +89,8 @@ def _words(look: Look) -> dict[str, str]:
 
 
 def _facts(status: EngineStatus | None, place: Place) -> list[list[str]]:
-    where = [t("journal") if place.is_recorded else t("engine"), place.where]
+    # A path is long, and of no use to who only sees the page.
+    where = [t("journal"), place.name] if place.is_recorded else [t("engine"), place.where]
     if status is None:
         return [where]
     return [

@@ -21,7 +21,7 @@ def show(viewer: Viewer, look: Look) -> None:
         waiting_for_engine(viewer, look.error)
         return
     chosen = _chosen(viewer, look.passes)
-    left, right = st.columns([1, 1.6], gap="medium")
+    left, right = st.columns([1.3, 1.6], gap="medium")
     with left:
         _steps(viewer, look.passes, chosen)
         _reasons(viewer, look.passes)

@@ -12,7 +12,7 @@ from dashboard.component_tree import tree_explorer
 from dashboard.feed import Look
 from dashboard.page_map import page_map_data
 from dashboard.session import Viewer, natural
-from dashboard.views.parts import choice, legend, waiting_for_engine
+from dashboard.views.parts import choice, legend, read_later, waiting_for_engine
 from dashboard.words import mark, t
 from telemetry.observe import PageFact, PageMap, PoolAnswer, TreeAnswer
 
@@ -71,6 +71,7 @@ def _map(viewer: Viewer, pages: PageMap, tree: TreeAnswer | None) -> None:
 def _page(viewer: Viewer, fact: PageFact, page_size: int) -> None:
     with st.container(key="page_owner"):
         st.text(frames.page_sentence(fact, page_size))
+        read_later(viewer, fact)
         with st.container(horizontal=True, gap="small"):
             if fact.node is not None:
                 node = fact.node
@@ -158,6 +159,7 @@ def _tree(viewer: Viewer, tree: TreeAnswer | None, opened: tuple[int, ...]) -> N
         on_top=lambda wanted: viewer.select("top", wanted if wanted in frames.TOPS else None),
     )
     st.caption(frames.order_words(tree))
+    read_later(viewer, tree)
     _picked(viewer, tree)
 
 

@@ -7,9 +7,11 @@ from html import escape
 
 import streamlit as st
 
+from dashboard import formats as f
 from dashboard.session import Viewer, box_key, on_box
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
+from telemetry.observe import Head
 
 
 def legend(items: list[tuple[str, str, str]], *, shape: str = "box") -> None:
@@ -47,6 +49,19 @@ def choice(
         on_change=on_box(name, box, lambda chosen: viewer.select(name, chosen or value)),
     )
     return value
+
+
+def read_later(viewer: Viewer, answer: Head) -> None:
+    """Says so where `answer` was asked for after the pause began: it may not fit what else is shown."""
+    status = viewer.look().status if viewer.is_paused else None
+    if status is not None and answer.step > status.step:
+        st.caption(
+            t(
+                "Read at step {step}; the page stands at step {paused}.",
+                step=f.count(answer.step),
+                paused=f.count(status.step),
+            )
+        )
 
 
 def waiting_for_engine(viewer: Viewer, error: str | None) -> None:

@@ -11,7 +11,7 @@ from dashboard import formats as f
 from dashboard.components import live_table
 from dashboard.feed import Detail
 from dashboard.session import Viewer
-from dashboard.views.parts import legend
+from dashboard.views.parts import legend, read_later
 from dashboard.words import t
 from telemetry.observe import Lane, RequestDetail, Timeline
 
@@ -34,6 +34,7 @@ def full_story(viewer: Viewer, rid: str) -> None:
         sentences = found.explanation.sentences if found.explanation is not None else ()
         lines = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
         st.html(f'<ol class="explain" data-testid="explain">{lines}</ol>')
+        read_later(viewer, detail)
     with right:
         _where_ttft_went(viewer, detail.timeline)
         _trace(detail)

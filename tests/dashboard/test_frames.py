@@ -132,3 +132,12 @@ def test_parts_of_ttft_follow_each_other_and_add_up(engine: FakeEngine) -> None:
     parts = frames.parts_frame(line)
     assert list(parts["start"][1:]) == list(parts["end"][:-1])
     assert math.isclose(parts["end"].iloc[-1], line.ttft_ns / 1e9)
+
+
+def test_who_waits_is_told_the_queue_so_far(engine: FakeEngine) -> None:
+    line = engine.detail(engine.finished[0].rid).timeline
+    wait = o.WaitSpan(start_ns=10, end_ns=2_000_000_010, blocker="chunk")
+    waiting = line.model_copy(
+        update={"admitted_ns": None, "ttft_ns": None, "parts_ns": {"intake": 10}, "waits": (wait,)}
+    )
+    assert frames.parts_frame(waiting).set_index("part")["seconds"].to_dict() == {"intake": 1e-8, "queue": 2.0}
