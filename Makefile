@@ -102,7 +102,7 @@ bench-scrape: $(STAMP)  ## how long a scrape of /metrics holds up the engine thr
 
 .PHONY: bench-dashboard
 bench-dashboard: $(STAMP)  ## what a view and its answers cost at 100,000 pages, 10,000 waiting, 200,000 records
-	$(BIN)/python -m bench.dashboard $(ARGS)
+	$(BIN)/python -m bench.dashboard_cost $(ARGS)
 
 .PHONY: screenshots soak-dashboard
 screenshots: $(STAMP)  ## pictures of every page, from the real demo, into docs/img (needs Debian's chromium; 5 minutes)

@@ -1,6 +1,6 @@
 """What the dashboard costs at size: 100,000 pages, 10,000 waiting, 200,000 records.
 
-    python -m bench.dashboard [--pages N] [--waiting N] [--records N] [--repeat N]
+    python -m bench.dashboard_cost [--pages N] [--waiting N] [--records N] [--repeat N]
 
 A read model is filled through the events that an engine of that size would publish. Printed: how long an event takes
 until it can be read, the median time and the bytes of each answer of the read API, and how long each view needs for a
