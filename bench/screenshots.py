@@ -60,7 +60,7 @@ class Album:
             return
         # Nothing is lit because the mouse happens to rest on it.
         visit.page.mouse.move(1, 1)
-        visit.page.locator("h1").scroll_into_view_if_needed()
+        visit.page.locator("[data-testid=stMain]").evaluate("node => node.scrollTo(0, 0)")
         visit.page.wait_for_timeout(_SETTLE_MS)
         self._write(visit, f"page-{name}.png")
         visit.page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
@@ -138,7 +138,10 @@ def _addresses(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
 
 
 def _pause_at_a_queue(visit: Visit, engine: str, seconds: float) -> None:
-    """Pause the page at a moment with something to see; SystemExit when there is none in `seconds`."""
+    """Pause the page at a moment with something to see, at who waits longest; SystemExit when there is none.
+
+    What is asked for in a pause is as old as its first reading: the story of that request is open when it begins.
+    """
     source = LiveSource(engine, timeout_s=10.0)
     until = time.monotonic() + seconds
     # By the switch: a key would leave a frame around what has the focus.
@@ -148,13 +151,16 @@ def _pause_at_a_queue(visit: Visit, engine: str, seconds: float) -> None:
         time.sleep(0.2)
         if not _is_worth_it(source):
             continue
+        _follow(visit, "longest", ".st-key-lanes_of_requests, ol.explain")
         switch.click()
         stands.wait_for()
-        if visit.page.locator(".st-key-queue tbody tr[data-id]").count() >= _WAITING - 1:
+        waiting = visit.page.get_by_test_id("tile-waiting").locator("b").inner_text()
+        if int(waiting) >= _WAITING - 1 and visit.page.get_by_text("It is waiting now").count():
             return
         # The page was late: those who waited run by now.
         switch.click()
         stands.wait_for(state="detached")
+        visit.show("Now")
     raise SystemExit(f"in {seconds:.0f} s there was no moment with {_WAITING} waiting requests: try --seconds 300")
 
 
@@ -198,9 +204,11 @@ def take_live(album: Album, visit: Visit, running: Demo, seconds: float) -> int:
     visit.open(running.page)
     _pause_at_a_queue(visit, running.engine, seconds)
     step = visit.step()
-    # These first: what is asked for in a pause is as old as its first reading.
+    visit.page.locator("ol.explain").wait_for()
+    # Looked at early, since the owner of a page is asked for when it is looked at.
     _follow(visit, "owner", ".st-key-page_owner")
-    _follow(visit, "longest", "ol.explain")
+    visit.show("Requests")
+    visit.page.locator("ol.explain").wait_for()
     album.take(visit, "request")
     page.get_by_role("button", name="Close").first.click()
     page.locator(".st-key-lanes_of_requests").wait_for()

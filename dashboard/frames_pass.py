@@ -35,6 +35,7 @@ _ASKS: Final = {
     "remaining_total": mark("pool less what is promised to the future"),
     "remaining_current": mark("pool at this moment"),
 }
+_MEMORY: Final = ("remaining_total", "remaining_current")
 #: What each policy sorts by, as `PassRow.order_key` names it: its column, its unit, and the rule.
 _KEYS: Final = {
     "entry": (mark("Entered as"), "", mark("first come, first served: nobody moves")),
@@ -102,6 +103,10 @@ def _waterfall(row: PassRow, name: str, refused: Refusal | None) -> Waterfall:
     is_refused = refused is not None and refused.ledger == name
     if refused is not None and is_refused and refused.need is not None and refused.have is not None:
         title = f"{refused.rid} · {refused.reason}"
+        if name in _MEMORY and 0 <= refused.have < closed:
+            # What is cached for nobody counts as room, until the request that would use it locks it.
+            taken = refused.have - closed
+            bars.append(Bar("running", mark("its cached prefix, locked"), refused.have, closed, taken))
         bars.append(Bar("need", refused.rid, 0, refused.need, refused.need, title, refused.have, is_request=True))
     low = min(0.0, *(bar.start for bar in bars))
     spent = max(limit, *(bar.end for bar in bars if bar.kind != "need"))

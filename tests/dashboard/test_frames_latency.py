@@ -106,7 +106,7 @@ def test_the_sentence_about_p99_carries_its_numbers() -> None:
     assert said[0] == "75\u00a0% of p99 TTFT is queueing"
     for number in ("slowest 2 of 150", "8.00\u00a0s or longer", "10.0\u00a0s on average", "7.50\u00a0s were spent"):
         assert number in said[1]
-    assert "kv_total (future output of running requests is promised the rest), 6.00\u00a0s" in said[1]
+    assert "KV total (future output of running requests is promised the rest), 6.00\u00a0s" in said[1]
     assert fl.queue_sentence(breakdown()) is None
 
 

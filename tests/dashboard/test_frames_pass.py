@@ -231,3 +231,17 @@ def test_an_order_that_no_record_explains_is_said_to_be_so(worked_pass: o.PassRo
 def test_a_pass_of_an_older_engine_has_no_queue_and_no_error(worked_pass: o.PassRow) -> None:
     old = o.PassRow.model_validate(worked_pass.model_dump(exclude={"moves", "order_key", "waiting_before"}))
     assert fp.story(old, LIGHT)["queue"]["rows"] == []
+
+
+def test_a_request_whose_own_prefix_is_the_room_is_shown_what_locking_it_takes(worked_pass: o.PassRow) -> None:
+    closed = worked_pass.budget_close
+    assert closed is not None
+    assert closed.remaining_total == 880
+    last = worked_pass.candidates[-1].model_copy(
+        update={"reason": "kv_total_exhausted", "need": 850.0, "have": 800.0, "result": "NO_TOKEN"}
+    )
+    row = worked_pass.model_copy(
+        update={"candidates": (*worked_pass.candidates[:-1], last), "end_reason": "kv_total_exhausted"}
+    )
+    panel = next(one for one in fp.story(row, LIGHT)["ledgers"] if one["code"] == "remaining_total")
+    assert [bar["amount"] for bar in panel["bars"]][-3:] == ["880", "−80", "needs 850, has 800"]
