@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from engine.events import StepCompleted, StepPlanned
 from telemetry.observe_base import BLOCKERS, TTFT_PARTS
 from telemetry.observe_latency import FirstToken, ObjectiveShare, PartsSlot, TailShare
-from telemetry.request_timeline import QUEUE, RequestTimeline
+from telemetry.request_timeline import EMIT, QUEUE, RequestTimeline
 from telemetry.stalls import STALL_CAUSES, StepLog
 
 SLOT_NS: Final = 5_000_000_000
@@ -86,7 +86,10 @@ class LatencyBook:
     def __init__(self, objectives: Objectives) -> None:
         self.objectives = objectives
         self._slots: deque[_Slot] = deque(maxlen=SLOTS)
-        self._firsts: deque[First] = deque(maxlen=KEPT_FIRSTS)
+        self._firsts: OrderedDict[int, First] = OrderedDict()
+        #: Of those whose first byte is still to come: number in `_firsts` and slot, by rid.
+        self._unsent: dict[str, tuple[int, _Slot]] = {}
+        self._told = 0
         self._late: OrderedDict[tuple[int, int], str] = OrderedDict()
         self._steps = StepLog()
 
@@ -99,29 +102,49 @@ class LatencyBook:
         self._steps.add(plan, event)
 
     def first_token(self, request: RequestTimeline) -> None:
-        """TTFT of `request` became final."""
-        ttft_ns = request.ttft_ns
-        assert ttft_ns is not None, "announced without a value"
-        at_ns = request.accepted_ns + ttft_ns
+        """`request` has its first token: it counts from now on, whether its response streams or ends much later."""
+        at_ns = request.first_token_ns
+        assert at_ns is not None, "announced without a time"
         first = First(
             at_ns,
             request.rid,
             request.prompt_len,
             request.cached_len or 0,
-            ttft_ns,
+            at_ns - request.accepted_ns,
             tuple(request.parts),
             tuple(request.blockers),
             request.refused_between_ns,
         )
-        self._firsts.append(first)
         slot = self._slot(at_ns)
+        self._unsent[first.rid] = (self.keep(first), slot)
         slot.count += 1
-        slot.ttft_ns += ttft_ns
+        slot.ttft_ns += first.ttft_ns
         slot.refused_ns += first.refused_between_ns
         for at, spent in enumerate(first.parts):
             slot.parts[at] += spent
         for at, spent in enumerate(first.blockers):
             slot.blockers[at] += spent
+
+    def keep(self, first: First) -> int:
+        """Rank `first` with the latest KEPT_FIRSTS; returns its number."""
+        self._told += 1
+        self._firsts[self._told] = first
+        if len(self._firsts) > KEPT_FIRSTS:
+            number, oldest = self._firsts.popitem(last=False)
+            if self._unsent.get(oldest.rid, (0, None))[0] == number:
+                del self._unsent[oldest.rid]
+        return self._told
+
+    def sent(self, request: RequestTimeline) -> None:
+        """TTFT of `request` is final: `emit`, which ends at the first byte, joins the parts told before."""
+        number, slot = self._unsent.pop(request.rid, (0, None))
+        emit_ns = request.parts[EMIT]
+        if slot is None or not emit_ns:
+            return
+        first = self._firsts[number]
+        self._firsts[number] = first._replace(ttft_ns=first.ttft_ns + emit_ns, parts=tuple(request.parts))
+        slot.ttft_ns += emit_ns
+        slot.parts[EMIT] += emit_ns
 
     def gaps(self, end_ns: int, gap_ns: int, count: int, *, queued: bool) -> None:
         """`count` requests waited `gap_ns` for the token that was applied at `end_ns`."""
@@ -156,7 +179,7 @@ class LatencyBook:
 
     def firsts(self, now_ns: int) -> list[First]:
         """The latest first tokens of the window, oldest first."""
-        return [first for first in self._firsts if first.at_ns > now_ns - WINDOW_NS]
+        return [first for first in self._firsts.values() if first.at_ns > now_ns - WINDOW_NS]
 
     def _recent(self, now_ns: int) -> Iterable[_Slot]:
         since = now_ns // SLOT_NS - SLOTS

@@ -10,7 +10,7 @@ from telemetry.observe_base import Head, Value
 class PartsSlot(Value):
     """First tokens and gaps of one slot of `LatencyBreakdown.slot_s` seconds that ends at `t_wall_s`.
 
-    count        requests whose TTFT became final; the sums below are theirs
+    count        requests that got their first token; the sums below are theirs, `emit` once their first byte is sent
     parts_ns     TTFT_PARTS above zero; they add up to ttft_ns exactly
     blockers_ns  they add up to parts_ns["queue"] + refused_between_ns exactly
     gaps, late   tokens that followed another one, and those of them that came late, by cause

@@ -226,9 +226,10 @@ class ReadModel:
         # The live view shows a first token when the engine has it: a slow client does not hold the curve back.
         assert request.first_token_ns is not None, "announced without a time"
         self.ring.add_ttft(self._at_ns, request.first_token_ns - request.accepted_ns)
+        self.book.first_token(request)
 
     def on_ttft(self, request: RequestTimeline) -> None:
-        self.book.first_token(request)
+        self.book.sent(request)
 
     def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
         self.ring.add_gaps(self._at_ns, gap_ns, count)

@@ -63,6 +63,26 @@ def test_they_add_up_under_pressure_with_retractions_too() -> None:
     assert retracted > 0
 
 
+def test_a_request_counts_at_its_first_token_and_emit_joins_at_its_first_byte() -> None:
+    clock = VirtualClock()
+    model = ReadModel(clock=clock, expects_responses=True)
+    run = TimedRun(engine_config(page_size=1, chunked_prefill_size=16), model)
+    run.add("short", 4, 2, ignore_eos=True)
+    run.add("long", 4, 20, ignore_eos=True)
+    for _ in range(6):
+        run.timed_step()
+    before = asked(clock, model, run)
+    adds_up(before)
+    assert before.firsts_total == sum(point.ttft_count for point in model.latency().points) == 2
+    model.first_byte("long", run.now_ns + 5 * MS)
+    after = asked(clock, model, run)
+    adds_up(after)
+    assert after.firsts_total == 2
+    rows = [*model.requests(9).live, *model.requests(9).finished]
+    assert max(after.tails, key=lambda tail: tail.q).ttft_s == max(row.ttft_s or 0 for row in rows)
+    assert after.slots[0].parts_ns["emit"] == after.slots[0].ttft_ns - before.slots[0].ttft_ns > 0
+
+
 def test_a_late_token_is_counted_under_the_cause_that_the_request_s_lane_names() -> None:
     clock, model, run = watched(engine_config(page_size=1, chunked_prefill_size=16, enable_mixed_chunk=True))
     run.add("decodes", 4, 20, ignore_eos=True)
@@ -155,7 +175,7 @@ def test_the_dominant_cause_names_the_blocker_of_a_queue(
 def test_memory_is_bounded_however_many_there_were() -> None:
     told = book.LatencyBook(book.Objectives(gap_ns=1))
     for at in range(12_000):
-        told._firsts.append(first(at))
+        told.keep(first(at))
         told.gaps(at * book.SLOT_NS, 10, 1, queued=True)
     assert len(told._firsts) == book.KEPT_FIRSTS
     assert len(told._slots) == book.SLOTS
