@@ -86,7 +86,7 @@ def laws_table(laws: LawsAnswer, colours: Palette) -> Table:
                     [judged_words(law), law.judged, None, None, law.applies],
                     [f.count(law.family_checks), law.family_checks, None, None, law.group],
                     [_short(law.cost, 34), law.cost, None, None, law.cost],
-                    [f.count(law.violations), law.violations],
+                    [f.count(law.violations) if laws.is_checked else f.NOTHING, law.violations],
                     [last, -1 if law.last is None else law.last.step],
                 ],
             }
@@ -105,9 +105,17 @@ def laws_table(laws: LawsAnswer, colours: Palette) -> Table:
             _column(t("Last"), "num"),
         ),
         rows=rows,
-        note=t("{n} laws, {broken} broken", n=f.count(len(rows)), broken=f.count(broken)),
+        note=t("{n} laws, {broken} broken", n=f.count(len(rows)), broken=f.count(broken))
+        if laws.is_checked
+        else t("{n} laws, none judged here", n=f.count(len(rows))),
         filter=t("Filter, or an id and Enter"),
     )
+
+
+def sentence(words: str) -> str:
+    """An engine's words as a sentence of a page: a capital, a full stop, no backquotes."""
+    said = words.replace("`", "").strip().rstrip(".")
+    return f"{said[:1].upper()}{said[1:]}." if said else ""
 
 
 def _short(text: str, limit: int = 78) -> str:

@@ -49,7 +49,7 @@ def pulse_data(
     wrong = trouble(look, place)
     return {
         "facts": _facts(status, place),
-        "tiles": _tiles(status, look, goals) if whole and status is not None else [],
+        "tiles": _tiles(status, look, goals, place) if whole and status is not None else [],
         "mix": _mix(status, colours, place) if whole else None,
         "age_s": None if look.contact_mono_s is None else max(0.0, now_mono_s - look.contact_mono_s),
         "loop_s": _loop_age_s(status),
@@ -117,7 +117,7 @@ def _warning(status: EngineStatus) -> list[str] | None:
     return None
 
 
-def _tiles(status: EngineStatus, look: Look, goals: Goals) -> list[dict[str, Any]]:
+def _tiles(status: EngineStatus, look: Look, goals: Goals, place: Place) -> list[dict[str, Any]]:
     points = look.latency.points[-_SPARK_POINTS:] if look.latency else ()
     ttft = ttft_quantiles(look.requests) if look.requests else Quantiles(None, None, 0)
     tbt = tbt_quantiles(look.latency) if look.latency else Quantiles(None, None, 0)
@@ -158,9 +158,10 @@ def _tiles(status: EngineStatus, look: Look, goals: Goals) -> list[dict[str, Any
         ),
         {
             "id": "kv",
-            "label": t("K/V in use"),
+            # The unit of the line below, which has no room for it.
+            "label": t("K/V pages in use"),
             "values": [["", f.share(used, pages.capacity), ""]],
-            "sub": t("pages: {cached} cached, {free} free", cached=f.count(pages.evictable), free=f.count(pages.free)),
+            "sub": t("{cached} cached, {free} free", cached=f.count(pages.evictable), free=f.count(pages.free)),
             "help": t(
                 "{used} of {all} pages are held by requests; cached ones can go",
                 used=f.count(used),
@@ -176,7 +177,7 @@ def _tiles(status: EngineStatus, look: Look, goals: Goals) -> list[dict[str, Any
             "help": finished,
             "go": {"view": "requests", "list": "finished"},
         },
-        _violations_tile(status),
+        _violations_tile(status, place),
     ]
 
 
@@ -214,14 +215,16 @@ def _latency_tile(
     }
 
 
-def _violations_tile(status: EngineStatus) -> dict[str, Any]:
+def _violations_tile(status: EngineStatus, place: Place) -> dict[str, Any]:
+    # A journal has no verdicts: whether its run was checked is not known.
+    unchecked = (f.NOTHING, t("not judged here")) if place.is_recorded else (t("off"), t("no checker runs"))
     tone = "bad" if status.violations_total else "good" if status.invariants_checked else ""
-    number = f.count(status.violations_total) if status.invariants_checked or status.violations_total else t("off")
+    number = f.count(status.violations_total) if status.invariants_checked or status.violations_total else unchecked[0]
     return {
         "id": "violations",
         "label": t("Invariant violations"),
         "values": [["", number, ""]],
-        "sub": t("every step is checked") if status.invariants_checked else t("no checker runs"),
+        "sub": t("every step is checked") if status.invariants_checked else unchecked[1],
         "tone": tone,
         "go": {"view": "invariants"},
     }

@@ -192,6 +192,7 @@ def _pass_row(group: PassGroup) -> dict[str, Any]:
     title = why_empty(step) or (f"at {step.end_rid}" if step.end_rid else ended)
     steps = f.count(step.step) if len(group.rows) == 1 else f"{f.count(oldest.step)}–{f.count(step.step)}"
     prefill = sum(row.prefill_tokens for row in group.rows)
+    fewest, most = (pick(row.decode_rows for row in group.rows) for pick in (min, max))
     return {
         "id": str(step.step),
         "quiet": admitted == 0,
@@ -201,8 +202,8 @@ def _pass_row(group: PassGroup) -> dict[str, Any]:
             [f.count(len(step.candidates)), len(step.candidates)],
             [f.count(admitted), admitted],
             [f.tokens(prefill), prefill],
-            [f.count(step.decode_rows), step.decode_rows],
-            step.kind if len({row.kind for row in group.rows}) == 1 else "several",
+            [f.count(most) if fewest == most else f"{f.count(fewest)}–{f.count(most)}", most],
+            ", ".join(dict.fromkeys(row.kind for row in reversed(group.rows))),
         ],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from html import escape
 
 import streamlit as st
@@ -25,7 +26,7 @@ def show(viewer: Viewer, look: Look) -> None:
         else:
             st.caption(t("This source does not say: its engine is older than this page."))
         return
-    _cost(laws)
+    _cost(viewer, laws)
     opened = viewer.selection("bundle")
     if opened is not None:
         _bundle(viewer, opened)
@@ -34,12 +35,15 @@ def show(viewer: Viewer, look: Look) -> None:
         _evidence(viewer, look.evidence)
 
 
-def _cost(laws: LawsAnswer) -> None:
+def _cost(viewer: Viewer, laws: LawsAnswer) -> None:
     st.subheader(t("Laws of the engine"), anchor=False)
+    if not laws.is_checked and viewer.place.is_recorded:
+        _judge_it(viewer)
+        return
     if not laws.is_checked:
         st.html(
             f'<div class="nothing" data-testid="checker-off"><strong>{escape(t("No law is judged here"))}</strong>'
-            f"<span>{escape(laws.words)}. "
+            f"<span>{escape(frames.sentence(laws.words))} "
             f"{escape(t('On an engine this is a setting, not a fault: ADMITSCOPE_ON_VIOLATION=record judges them.'))}"
             "</span></div>"
         )
@@ -52,6 +56,16 @@ def _cost(laws: LawsAnswer) -> None:
             f'<div class="nothing"><strong>{escape(t("The checker itself failed"))}</strong><span>'
             f"{escape(f.count(laws.internal_errors))} × {escape(laws.last_internal_error)}</span></div>"
         )
+
+
+def _judge_it(viewer: Viewer) -> None:
+    """A recording holds what the engine did, not what a checker said of it: the command that judges it now."""
+    st.html(
+        f'<div class="nothing" data-testid="checker-recorded"><strong>{escape(t("A recording shows no judging"))}'
+        f"</strong><span>{escape(t('It holds what happened, not what a checker said of it. To judge all of it now:'))}"
+        "</span></div>"
+    )
+    st.code(f"admitscope check {shlex.quote(viewer.place.where)}", language="sh")
 
 
 def _laws(viewer: Viewer, laws: LawsAnswer) -> None:

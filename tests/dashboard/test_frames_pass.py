@@ -202,6 +202,20 @@ def test_empty_passes_of_one_reason_in_a_row_are_one_line(worked_pass: o.PassRow
     assert [row["cells"][0][0] for row in table.rows] == ["5–6", "4", "3", "1–2"]
 
 
+def test_a_folded_line_tells_the_decode_rows_and_the_kinds_of_all_its_steps(worked_pass: o.PassRow) -> None:
+    def empty(step: int, decode_rows: int) -> o.PassRow:
+        kind = "decode" if decode_rows else "idle"
+        update = {"step": step, "candidates": (), "end": "skipped", "decode_rows": decode_rows, "kind": kind}
+        return worked_pass.model_copy(update=update)
+
+    rows = (empty(1, 2), empty(2, 1), empty(3, 0))
+    (line,) = tables.passes_table(fp.pass_groups(o.PassesAnswer(**HEAD, passes=rows)), 3).rows
+    assert line["cells"][5] == ["0–2", 2]
+    assert line["cells"][6] == "decode, idle"
+    (line,) = tables.passes_table(fp.pass_groups(o.PassesAnswer(**HEAD, passes=rows[:1])), 1).rows
+    assert line["cells"][5] == ["2", 2]
+
+
 def test_the_queue_says_who_moved_and_by_what(worked_pass: o.PassRow) -> None:
     moves = (
         o.QueueMove(rid="a", before=2, after=0, key=64),

@@ -206,5 +206,7 @@ def test_a_checker_that_is_off_says_so_and_a_bundle_that_is_gone_too(
     at = opened(server, monkeypatch, view="invariants", bundle="<b>none</b>")
     assert "No law is judged here" in html(at)
     assert "ADMITSCOPE_ON_VIOLATION=record" in html(at)
+    assert "<span>Off: no law is judged. " in html(at)
+    assert "broken" not in component(at, "live_table", "laws")["note"]
     assert "No such bundle" in html(at)
     assert "<b>none</b>" not in html(at)
