@@ -6,18 +6,22 @@ Pure. Where a look lacks what a line needs, the line says so instead of guessing
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from dashboard import formats as f
 from dashboard.feed import Look
-from dashboard.frames import REASON_LEDGER, page_bytes
+from dashboard.frames import page_bytes
 from dashboard.words import t
 from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, PassRow, QueueAnswer, TailShare
 
 #: Causes of a late token that a smaller chunk makes shorter: prefill of others in, or before, its step.
 _CHUNK_CAUSES: Final = ("chunk_overhead", "long_prefill", "mixed_sat_out")
+
+#: Why a step makes no pass although somebody waits: a limit. An empty queue and the turn of decode rows are none.
+_LIMITS_WITHOUT_PASS: Final = ("full_flag_set", "rows_exhausted")
 
 #: From which share of the late tokens on a smaller chunk is said to help much, or a little.
 _MUCH, _LITTLE = 0.5, 0.2
@@ -56,47 +60,59 @@ def _longest(queue: QueueAnswer | None) -> Answer:
 
 
 def _binding(passes: PassesAnswer | None) -> Answer:
-    """Of the passes kept, which ledger (or limit) ended most."""
+    """Of the passes kept, which ledger (or limit) ended most, and how many steps had no pass because of it."""
     go = {"view": "admission", "step": None}
-    made = [row for row in passes.passes if row.end is not None] if passes is not None else []
-    if not made:
-        return t("No pass was made yet."), "", go
-    ends = _causes(made)
-    counts = Counter(_limit_of(reason) for _, reason in ends)
+    rows = passes.passes if passes is not None else ()
+    made = [row for row in rows if row.end not in {None, "skipped"}]
+    ends, kept_out = _causes(rows)
+    by_pass = Counter(f.limit_name(reason) for _, reason in ends)
+    by_step = Counter(f.limit_name(reason) for _, reason in kept_out)
+    counts = by_pass + by_step
     if not counts:
+        if not made:
+            return (
+                t("No pass in the last {n} steps.", n=f.count(len(rows))) if rows else t("No pass was made yet."),
+                "",
+                go,
+            )
         return t("None."), t("Each of the last {n} passes reached the end of the queue.", n=f.count(len(made))), go
-    (name, most), *others = counts.most_common()
-    rest = t("it ended {n} of the last {all} passes", n=f.count(most), all=f.count(len(made)))
+    (name, _), *others = counts.most_common()
+    rest = t("it ended {n} of the last {all} passes", n=f.count(by_pass[name]), all=f.count(len(made)))
+    if by_step[name]:
+        rest += "; " + t("in {n} more steps no pass was made because of it", n=f.count(by_step[name]))
     if others:
         rest += "; " + ", ".join(f"{other} {f.count(n)}" for other, n in others[:2])
-    bound = [step for step, reason in ends if _limit_of(reason) == name]
+    bound = [step for step, reason in (*ends, *kept_out) if f.limit_name(reason) == name]
     # A pass that still stood at an older refusal looked at nobody: the refusal itself is what one wants to see.
     looked = {row.step for row in made if row.candidates}
     last = max((step for step in bound if step in looked), default=max(bound))
     return f"{name}:", rest, {"view": "admission", "step": last}
 
 
-def _causes(made: list[PassRow]) -> list[tuple[int, str]]:
-    """(step, reason) of each pass that ended before the end of the queue.
+_End = tuple[int, str]
 
-    A pass that ended because the batch was still full ended for what had filled it: the reason of a pass before. Where
-    that one is no longer kept, the flag counts only if there is nothing else to say.
+
+def _causes(rows: Sequence[PassRow]) -> tuple[list[_End], list[_End]]:
+    """(step, reason) of each pass that ended before the end of the queue, and of each step that made none for a limit.
+
+    What stopped at the mark "batch full" stopped for the refusal that set it: the reason that ended the pass before.
+    Where that one is no longer kept, the mark counts only if there is nothing else to say.
     """
-    told = [(row.step, row.end_reason or "queue_end") for row in made]
+    ends: list[_End] = []
+    kept_out: list[_End] = []
     before = ""
-    for at, (step, reason) in enumerate(told):
-        if reason != "full_flag_set":
-            before = reason
-        elif before:
-            told[at] = (step, before)
-    ends = [(step, reason) for step, reason in told if reason != "queue_end"]
-    return [end for end in ends if end[1] != "full_flag_set"] or ends
-
-
-def _limit_of(reason: str | None) -> str:
-    """The ledger that a refusal is about; the reason itself where it is about none (rows, an order, a rule)."""
-    ledger = REASON_LEDGER.get(reason or "")
-    return f.LEDGER_NAMES[ledger] if ledger is not None else f.words(reason)
+    for row in rows:
+        reason, is_pass = row.end_reason or "queue_end", row.end != "skipped"
+        if row.end is None or (not is_pass and reason not in _LIMITS_WITHOUT_PASS):
+            continue
+        if reason == "full_flag_set":
+            reason = before or reason
+        elif is_pass:
+            before = "" if reason == "queue_end" else reason
+        if reason != "queue_end":
+            (ends if is_pass else kept_out).append((row.step, reason))
+    known = [[end for end in each if end[1] != "full_flag_set"] for each in (ends, kept_out)]
+    return (known[0], known[1]) if any(known) else (ends, kept_out)
 
 
 def _queueing(breakdown: LatencyBreakdown | None) -> Answer:

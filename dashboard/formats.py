@@ -36,6 +36,23 @@ LEDGER_NAMES: Final = {
 }
 
 
+#: The ledger, or the limit that is none, which each reason is about.
+_LIMIT_NAMES: Final = {
+    "compute_exhausted": LEDGER_NAMES["rem_input"],
+    "chunk_exhausted": LEDGER_NAMES["rem_chunk"],
+    "chunk_below_page": LEDGER_NAMES["rem_chunk"],
+    "kv_total_exhausted": LEDGER_NAMES["remaining_total"],
+    "kv_now_exhausted": LEDGER_NAMES["remaining_current"],
+    "rows_exhausted": "rows (max_running_requests)",
+    "prefill_max_reached": "prefills (prefill_max_requests)",
+}
+
+
+def limit_name(reason: str | None) -> str:
+    """The ledger or limit that a refusal is about; the reason in words where it is about neither (an order, a rule)."""
+    return _LIMIT_NAMES.get(reason or "") or words(reason)
+
+
 def count(value: float | None) -> str:
     """A whole number: 12 345."""
     if value is None:

@@ -32,8 +32,15 @@ def queue(*entries: o.QueueEntry) -> o.QueueAnswer:
 
 
 def passes(*ends: str | None) -> o.PassesAnswer:
+    """A step for each of `ends`; one that begins with "-" made no pass."""
     rows = [
-        o.PassRow(step=step, t_wall_s=1.0, kind="mixed", end=None if end is None else "budget", end_reason=end)
+        o.PassRow(
+            step=step,
+            t_wall_s=1.0,
+            kind="mixed",
+            end=None if end is None else "skipped" if end.startswith("-") else "budget",
+            end_reason=None if end is None else end.removeprefix("-"),
+        )
         for step, end in enumerate(ends, 1)
     ]
     return o.PassesAnswer(**head(), passes=tuple(rows))
@@ -83,21 +90,30 @@ def test_the_ledger_that_ends_most_passes_is_named_with_how_often() -> None:
 
 
 def test_the_answer_leads_to_the_refusal_not_to_a_pass_that_looked_at_nobody() -> None:
-    told = passes("kv_total_exhausted", "full_flag_set", "full_flag_set")
+    told = passes("kv_total_exhausted", "-full_flag_set", "-full_flag_set")
     refused = o.DecisionRow.model_construct(rid="a", reason="kv_total_exhausted")
     rows = (told.passes[0].model_copy(update={"candidates": (refused,)}), *told.passes[1:])
     said = line(Look(passes=o.PassesAnswer(**head(), passes=rows)), "ledger")
-    assert said["rest"].startswith("it ended 3 of the last 3 passes")
+    assert said["rest"] == "it ended 1 of the last 1 passes; in 2 more steps no pass was made because of it"
     assert said["go"] == {"view": "admission", "step": 1}
 
 
 def test_a_batch_that_is_still_full_counts_for_what_filled_it() -> None:
-    look = Look(passes=passes("full_flag_set", "kv_now_exhausted", "full_flag_set", "full_flag_set", "chunk_exhausted"))
+    look = Look(
+        passes=passes("-full_flag_set", "kv_now_exhausted", "-full_flag_set", "-full_flag_set", "chunk_exhausted")
+    )
     said = line(look, "ledger")
     assert said["head"] == "KV current:"
-    assert said["rest"].startswith("it ended 3 of the last 5 passes")
-    assert "full flag" not in said["rest"]
-    assert line(Look(passes=passes("full_flag_set")), "ledger")["head"] == "full flag set:"
+    assert said["rest"] == "it ended 1 of the last 2 passes; in 2 more steps no pass was made because of it; chunk 1"
+    assert line(Look(passes=passes("-full_flag_set")), "ledger")["head"] == "full flag set:"
+
+
+def test_steps_of_an_empty_queue_are_no_passes_and_rows_name_their_setting() -> None:
+    idle = line(Look(passes=passes("-queue_end", "-queue_end")), "ledger")
+    assert idle["head"] == "No pass in the last 2 steps."
+    said = line(Look(passes=passes("queue_end", "-queue_end", "-rows_exhausted", "-chunk_exhausted")), "ledger")
+    assert said["head"] == "rows (max_running_requests):"
+    assert said["rest"] == "it ended 0 of the last 1 passes; in 1 more steps no pass was made because of it"
 
 
 def test_queueing_is_told_of_the_slowest_hundredth() -> None:
