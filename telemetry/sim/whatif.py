@@ -26,7 +26,7 @@ from telemetry.sim.overrides import changed, pages_of, parse_settings, with_page
 from telemetry.sim.progress import Meter
 from telemetry.sim.results import cost_used
 from telemetry.sim.run import DEFAULT_COST, gaps_of, journal_sink, page_notes
-from telemetry.sim.whatif_figures import Paired, checks_of
+from telemetry.sim.whatif_figures import Paired, checks_of, with_errors
 from telemetry.sim.whatif_result import Setting, WhatifResult
 from telemetry.sim.whatif_words import sentence_of
 
@@ -97,8 +97,8 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     paired = Paired(before.served, after.served)
     progress.phase("comparing", 0)
     changes = _changes(settings, recorded, config)
-    compared = paired.compared(before, after, resamples=command.resamples, seed=command.seed)
     checks, error = checks_of(happened, before.served)
+    compared = with_errors(paired.compared(before, after, resamples=command.resamples, seed=command.seed), checks)
     faster, slower = paired.faster_and_slower()
     return WhatifResult(
         journal=str(workload.path),

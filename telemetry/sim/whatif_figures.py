@@ -142,6 +142,20 @@ def checks_of(
     return tuple(checks), round(float(np.median(errors)), 4) if errors else None
 
 
+def with_errors(compared: Sequence[Compared], checks: Sequence[ModelCheck]) -> tuple[Compared, ...]:
+    """The same, each beside the error of the simulator on it."""
+    by_name = {check.name: check for check in checks}
+    return tuple(_beside(one, by_name.get(one.name)) for one in compared)
+
+
+def _beside(one: Compared, check: ModelCheck | None) -> Compared:
+    if check is None or check.error is None or check.recorded is None or check.simulated is None:
+        return one
+    change = one.difference.value
+    within = None if change is None else abs(change) < abs(check.simulated - check.recorded)
+    return one.model_copy(update={"model_error": check.error, "is_within_error": within})
+
+
 def _whole(one: Served | None) -> bool:
     return one is not None and one.is_whole and one.ttft_ns is not None
 
@@ -168,7 +182,16 @@ def _compared(name: str, unit: Literal["s", "1/s", "share", "count"], *parts: In
     before, after, difference = parts
     low, high = difference.low, difference.high
     clear = low is not None and high is not None and (low > 0 or high < 0)
-    return Compared(name=name, unit=unit, before=before, after=after, difference=difference, is_clear=clear)
+    return Compared(
+        name=name,
+        unit=unit,
+        before=before,
+        after=after,
+        difference=difference,
+        is_clear=clear,
+        model_error=None,
+        is_within_error=None,
+    )
 
 
 def _whole_runs(before: Side, after: Side) -> list[Compared]:

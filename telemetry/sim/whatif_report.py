@@ -53,7 +53,7 @@ def amount(value: float | None, unit: str) -> str:
 def _figures(compared: tuple[Compared, ...], resamples: int) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for name in ("before", "after", "difference", f"95 % of {resamples} draws"):
+    for name in ("before", "after", "difference", f"95 % of {resamples} draws", "simulator's error"):
         table.add_column(name, justify="right")
     for one in compared:
         table.add_row(
@@ -62,6 +62,7 @@ def _figures(compared: tuple[Compared, ...], resamples: int) -> Table:
             amount(one.after.value, one.unit),
             _signed(one.difference.value, one.unit),
             _spread(one.difference, one),
+            _error(one),
         )
     return table
 
@@ -77,6 +78,12 @@ def _spread(spread: Interval, one: Compared) -> str:
         return ""
     clear = "" if one.is_clear else "  (not clear)"
     return f"{_signed(spread.low, one.unit)} to {_signed(spread.high, one.unit)}{clear}"
+
+
+def _error(one: Compared) -> str:
+    if one.model_error is None:
+        return ""
+    return f"{one.model_error:+.1%}" + ("  (more than the change)" if one.is_within_error else "")
 
 
 def _fairness(result: WhatifResult) -> Table:

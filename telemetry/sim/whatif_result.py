@@ -32,6 +32,10 @@ class Compared(Part):
     """After minus before, of the same resampled requests."""
     is_clear: bool
     """Whether the interval of the difference lies on one side of 0."""
+    model_error: float | None
+    """Simulated / recorded - 1 of the same measure of the recorded run; None where none was recorded."""
+    is_within_error: bool | None
+    """Whether the difference is smaller than |simulated - recorded|: the number is no finding, at most its sign."""
 
 
 class Decile(Part):

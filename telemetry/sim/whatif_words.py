@@ -20,14 +20,14 @@ TOLD: Final = (("tbt_p99", "TBT p99"), ("ttft_p50", "TTFT p50"), ("ttft_p99", "T
 
 
 def sentence_of(settings: tuple[Setting, ...], compared: tuple[Compared, ...]) -> str:
-    """What the change would do, with intervals of the differences."""
+    """What the change would do, with intervals of the differences; what is no finding says so beside its number."""
     by_name = {one.name: one for one in compared}
     parts = [part for name, word in TOLD if name in by_name and (part := _part(word, by_name[name]))]
     what = " and ".join(map(_setting, settings))
     what = what[0].upper() + what[1:]
     if not parts:
         return f"{what}: no request can be compared."
-    return f"{what} would take {', '.join(parts)}."
+    return f"{what} would take {', '.join(parts)}. Intervals are of requests under the simulator, without its error."
 
 
 def _setting(setting: Setting) -> str:
@@ -48,8 +48,15 @@ def _part(word: str, one: Compared) -> str:
     told = f"{word} from {duration(before)} to {duration(after)}"
     if spread.low is None or spread.high is None:
         return told
-    clear = "" if one.is_clear else ", so no clear difference"
-    return f"{told} (difference {signed(spread.low)} to {signed(spread.high)}{clear})"
+    return f"{told} (difference {signed(spread.low)} to {signed(spread.high)}{_worth(one)})"
+
+
+def _worth(one: Compared) -> str:
+    """How far the difference is to be believed; empty for one that is clear, and larger than the simulator's error."""
+    if not one.is_within_error or one.model_error is None:
+        return "" if one.is_clear else ", so no clear difference"
+    take = "take the direction, not the number" if one.is_clear else "no finding"
+    return f"; {take}: the simulator is off by {abs(one.model_error):.0%} here, more than this change"
 
 
 def signed(seconds: float) -> str:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from telemetry.check import check
 from telemetry.cli import main
 from telemetry.sim.bootstrap import Values
-from telemetry.sim.whatif_result import Compared, WhatifResult
+from telemetry.sim.whatif_figures import with_errors
+from telemetry.sim.whatif_result import Compared, Interval, ModelCheck, Setting, WhatifResult
+from telemetry.sim.whatif_words import sentence_of
 from tests.telemetry.sim.recordings import config_of, cost_file, record
 
 
@@ -147,3 +149,48 @@ def test_the_tables_say_what_was_found(long_beside_decodes: Path, capsys: pytest
     assert "40 requests compared in pairs, 0 left out" in said
     assert "they part in step" in said
     assert "its error on" in said
+
+
+def figure(*, low: float, high: float, recorded: float) -> Compared:
+    """TBT p99 from 0.400 s to 0.330 s in the simulator, beside what was recorded."""
+    spread = Interval(value=-0.07, low=low, high=high)
+    bare = Compared(
+        name="tbt_p99",
+        unit="s",
+        before=Interval(value=0.4, low=0.3, high=0.5),
+        after=Interval(value=0.33, low=0.3, high=0.5),
+        difference=spread,
+        is_clear=high < 0,
+        model_error=None,
+        is_within_error=None,
+    )
+    check = ModelCheck(name="tbt_p99", recorded=recorded, simulated=0.4, error=round(0.4 / recorded - 1, 4))
+    return with_errors([bare], [check])[0]
+
+
+@pytest.mark.parametrize(
+    ("low", "recorded", "within", "said"),
+    [
+        (-0.08, 0.9, True, "; take the direction, not the number: the simulator is off by 56% here, more than this"),
+        (0.02, 0.9, True, "; no finding: the simulator is off by 56% here, more than this change)"),
+        (-0.08, 0.41, False, "(difference -80 ms to -60 ms)."),
+        (0.02, 0.41, False, ", so no clear difference)"),
+    ],
+)
+def test_a_change_smaller_than_the_error_of_the_simulator_is_told_as_no_number(
+    low: float, recorded: float, within: bool, said: str
+) -> None:
+    one = figure(low=min(low, -0.08), high=max(low, -0.06), recorded=recorded)
+    assert one.is_within_error is within
+    sentence = sentence_of((Setting(name="scheduler.chunked_prefill_size", before="96", after="32"),), (one,))
+    assert said in sentence
+    assert sentence.endswith("Intervals are of requests under the simulator, without its error.")
+
+
+def test_a_figure_that_was_not_recorded_has_no_error(
+    long_beside_decodes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the costs of the recording the simulator is right, and every change is larger than its error."""
+    result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=128", "--cost", cost_file(tmp_path))
+    assert row(result, "tbt_p99").is_within_error is False
+    assert row(result, "steps").model_error is row(result, "steps").is_within_error is None
