@@ -43,6 +43,15 @@ class Shape(NamedTuple):
     decode_context: int
 
 
+#: The features of a shape as a reader is told of them.
+SHAPE_WORDS: Final = {
+    "prefill_tokens": "prompt tokens in a step",
+    "prefill_context": "positions that prompt tokens attend to",
+    "prefill_rows": "prompts in a step",
+    "decode_rows": "decode rows",
+    "decode_context": "K/V tokens that decode rows read",
+}
+
 FORWARD: Final = ("step", *Shape._fields, *(f"tokens_to_{cut}" for cut in _CUTS))
 HOST: Final = ("step", "prefill_tokens", "prefill_rows", "decode_rows")
 
@@ -180,14 +189,20 @@ def save_cost(model: CostModel, file: Path) -> None:
         raise CostError(f"{file}: {error.strerror}") from error
 
 
+def most_outside(estimator: Estimator) -> str | None:
+    """The feature that most of the steps beyond the measurements exceed; None when there were none."""
+    by: Mapping[str, int] = estimator.outside_by
+    return max(by, key=by.__getitem__) if by else None
+
+
 def outside_words(estimator: Estimator) -> str:
     """One sentence about steps beyond the measurements; "" when there were none."""
-    if not estimator.outside:
+    worst = most_outside(estimator)
+    if worst is None:
         return ""
-    by: Mapping[str, int] = estimator.outside_by
-    worst = max(by, key=by.__getitem__)
+    share = estimator.outside_ns / max(estimator.total_ns, 1)
     return (
-        f"{estimator.outside} of {estimator.steps} steps ({estimator.outside_ns / max(estimator.total_ns, 1):.0%} of "
-        f"the time) are beyond what the cost model was fitted on; most of them by {worst}: up to "
-        f"{estimator.asked[worst]:,}, fitted up to {estimator.model.largest[worst]:,.0f}"
+        f"{estimator.outside:,} of {estimator.steps:,} steps ({share:.0%} of the time) are beyond "
+        f"what the cost model was fitted on; most of them by "
+        f"{SHAPE_WORDS[worst]}: up to {estimator.asked[worst]:,}, fitted up to {estimator.model.largest[worst]:,.0f}"
     )

@@ -36,10 +36,20 @@ class CostUsed(Part):
     """95th percentile of the same."""
     bias: float | None
     """Predicted over measured time of them in sum, minus 1."""
+    is_measured: bool
+    """Whether it was fitted to measurements; else its times are computed."""
+    steps: int
+    """Simulated steps."""
     steps_outside: int
     """Simulated steps larger than any that was fitted."""
     share_outside: float
     """Their share of the simulated time."""
+    most_outside: str | None
+    """What most of those steps exceed: prefill_tokens, prefill_context, prefill_rows, decode_rows, decode_context."""
+    most_asked: int | None
+    """The most of it in a simulated step."""
+    most_fitted: int | None
+    """The most of it that was fitted."""
     note: str
     """The same in words; empty when every step was within."""
 

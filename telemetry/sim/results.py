@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from telemetry.sim.cost_model import CostModel, Estimator, outside_words
+from telemetry.sim.cost_model import CostModel, Estimator, most_outside, outside_words
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Histogram, Measure, Served
 from telemetry.sim.parts import CostUsed, Part, Spread, digits
@@ -120,7 +120,7 @@ def cost_used(estimator: Estimator) -> CostUsed:
     """What is to be said of a cost model after its use."""
     model: CostModel = estimator.model
     held = model.held_out
-    note = outside_words(estimator)
+    note, most = outside_words(estimator), most_outside(estimator)
     if not model.is_measured:
         note = "the cost model was computed, not fitted to measurements: compare configurations, do not believe times"
     return CostUsed(
@@ -131,8 +131,13 @@ def cost_used(estimator: Estimator) -> CostUsed:
         median_error=held.median if held else None,
         p95_error=held.p95 if held else None,
         bias=held.bias if held else None,
+        is_measured=model.is_measured,
+        steps=estimator.steps,
         steps_outside=estimator.outside,
         share_outside=round(estimator.outside_ns / max(estimator.total_ns, 1), 4),
+        most_outside=most,
+        most_asked=None if most is None else estimator.asked[most],
+        most_fitted=None if most is None else round(model.largest[most]),
         note=note,
     )
 

@@ -14,6 +14,7 @@ from engine.events import FanOut
 from invariants.checker import InvariantChecker
 from telemetry.journal import JournalError, JournalSink
 from telemetry.journal_reader import JournalReader
+from telemetry.settings import UsageError
 from telemetry.sim.arrivals import OpenLoop
 from telemetry.sim.commands import WhatifCommand
 from telemetry.sim.cost_fit import StepSamples, fit
@@ -85,6 +86,10 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     recorded = workload.recorded
     config = changed(recorded.raw_config, settings)
     pages = pages_of(config, was=recorded.config, was_pages=recorded.started.num_pages, settings=settings)
+    changes = _changes(settings, recorded, config)
+    same = [f"--set {one.name}={one.after}: the recorded run has this value" for one in changes if not one.is_change]
+    if len(same) == len(changes):
+        raise UsageError("\n".join((*same, "nothing would be changed: there is nothing to compare")))
     progress.phase("reading", 0)
     happened, samples = _listen(command.journal)
     cost = load_cost(command.cost) if command.cost else _fitted(samples, command.journal)
@@ -96,14 +101,13 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     differences = _run(before, after, progress, total)
     paired = Paired(before.served, after.served)
     progress.phase("comparing", 0)
-    changes = _changes(settings, recorded, config)
     checks, error = checks_of(happened, before.served)
     compared = with_errors(paired.compared(before, after, resamples=command.resamples, seed=command.seed), checks)
     faster, slower = paired.faster_and_slower()
     return WhatifResult(
         journal=str(workload.path),
-        settings=changes,
-        sentence=sentence_of(changes, compared),
+        settings=tuple(one for one in changes if one.is_change),
+        sentence=sentence_of(tuple(one for one in changes if one.is_change), compared),
         requests=paired.count,
         left_out=total - paired.count,
         refused_before=before.loop.refused,
@@ -127,7 +131,7 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
         journal_before=_written(before),
         journal_after=_written(after),
         wall_s=round(time.monotonic() - began, 2),
-        notes=tuple(_notes(before, after, page_notes(config, recorded.started.page_size))),
+        notes=tuple(_notes(before, after, [*same, *page_notes(config, recorded.started.page_size)])),
     )
 
 

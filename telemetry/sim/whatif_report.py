@@ -30,15 +30,23 @@ def show_comparison(result: WhatifResult, console: Console) -> None:
     say(_checks(result))
     if result.model_error is not None:
         say(f"single requests: median error of the time to first token {result.model_error:.1%}", highlight=False)
-    for line in cost_lines(result.cost_before):
+    for line in cost_lines(result.cost_before.model_copy(update={"note": ""})):
         say(line, highlight=False, markup=False)
-    if result.cost_after.note and result.cost_after.note != result.cost_before.note:
-        say(f"after: {result.cost_after.note}", highlight=False, markup=False)
+    for line in _cost_notes(result):
+        say(line, highlight=False, markup=False)
     if result.violations:
         say(f"{result.violations} laws of the engine broke: this is a fault of the engine", highlight=False)
     for note in result.notes:
         say(note, highlight=False, markup=False)
     say(f"took {result.wall_s:.1f} s", highlight=False)
+
+
+def _cost_notes(result: WhatifResult) -> list[str]:
+    """What is to be said of the cost model in each run; once when it is the same of both."""
+    before, after = result.cost_before.note, result.cost_after.note
+    if before == after:
+        return [before] if before else []
+    return [f"{run}: {note}" for run, note in (("before", before), ("after", after)) if note]
 
 
 def amount(value: float | None, unit: str) -> str:

@@ -121,6 +121,10 @@ class Setting(Part):
     before: str
     after: str
 
+    @property
+    def is_change(self) -> bool:
+        return self.before != self.after
+
 
 class WhatifResult(Part):
     """What `admitscope whatif --json` prints."""

@@ -78,7 +78,7 @@ def test_steps_beyond_the_measurements_are_counted_and_named() -> None:
     assert estimator.outside == 1
     words = outside_words(estimator)
     assert "1 of 2 steps (91% of the time)" in words
-    assert "by prefill_tokens: up to 910, fitted up to 100" in words
+    assert "by prompt tokens in a step: up to 910, fitted up to 100" in words
 
 
 def test_a_model_survives_its_file_and_a_wrong_one_is_named(tmp_path: Path) -> None:

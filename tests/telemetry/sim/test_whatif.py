@@ -64,7 +64,10 @@ def test_the_baseline_is_the_recorded_run_where_costs_are_known(
 
 
 def test_no_change_is_no_difference(long_beside_decodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=2048")
+    words = ("--set", "max_prefill_tokens=100000", "--set", "chunked_prefill_size=2048")
+    result = whatif(capsys, long_beside_decodes, *words)
+    assert [one.name for one in result.settings] == ["scheduler.max_prefill_tokens"]
+    assert "--set scheduler.chunked_prefill_size=2048: the recorded run has this value" in result.notes
     assert result.first_difference is None
     assert {one.difference.value for one in result.compared} == {0.0}
     assert not any(one.is_clear for one in result.compared)
@@ -133,6 +136,10 @@ def test_a_weighted_quantile_is_that_of_the_values_repeated(values: list[float],
         (["--set", "executor.device=cpu"], "decides nothing in a simulation"),
         (["--set", "memory_mib=9"], "has no effect while cache.num_pages is 200"),
         ([], "nothing to compare"),
+        (
+            ["--set", "page_size=16", "--set", "num_pages=200"],
+            "--set cache.num_pages=200: the recorded run has this value\nadmitscope: nothing would be changed",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(
