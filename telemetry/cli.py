@@ -30,6 +30,9 @@ from telemetry.sim.commands import SimCommand, WhatifCommand
 
 USAGE_STATUS = 2
 
+#: Live and finished requests of an engine among which a shortened id is looked up: as many as it tells at once.
+_MOST_REQUESTS = 5_000
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status; SystemExit after help and unknown words."""
@@ -104,14 +107,14 @@ def run(command: Command) -> int:  # noqa: PLR0911 - one return for each command
 
 
 def _explain(command: ExplainCommand) -> int:
-    from telemetry.explain import UnknownRequest, explain
+    from telemetry.explain import AmbiguousRequest, UnknownRequest, explain
 
     if command.journal.startswith(("http://", "https://")):
         return _explain_live(command)
     _say_which_run(Path(command.journal))
     try:
         explanation = explain(Path(command.journal), command.rid)
-    except UnknownRequest as error:
+    except (UnknownRequest, AmbiguousRequest) as error:
         print(f"admitscope: {error}", file=sys.stderr)
         return 1
     print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text())
@@ -129,13 +132,20 @@ def _say_which_run(journal: Path) -> None:
 
 def _explain_live(command: ExplainCommand) -> int:
     from telemetry.client import LiveSource, SourceError
+    from telemetry.explain import AmbiguousRequest
+    from telemetry.short_ids import meant
 
     with LiveSource(command.journal, os.environ.get("ADMITSCOPE_API_KEY")) as source:
         try:
             explanation = source.explain(command.rid)
             if explanation is None:
-                source.status()  # raises where no engine is: "unknown" would be said of any web server
-        except SourceError as error:
+                # This raises where no engine is: "unknown" would be said of any web server.
+                told = source.requests(_MOST_REQUESTS)
+                ids = meant(command.rid, (row.rid for row in (*told.live, *told.finished)))
+                if len(ids) > 1:
+                    raise AmbiguousRequest(command.rid, ids)
+                explanation = source.explain(ids[0]) if ids else None
+        except (SourceError, AmbiguousRequest) as error:
             print(f"admitscope: {error}", file=sys.stderr)
             return 1
     if explanation is None:

@@ -32,9 +32,11 @@ from telemetry.life import LifeBuilder
 from telemetry.life_facts import ChunkFact, Life, NoPass, NotReached, Refusals, SliceShare, Wait
 from telemetry.schema import Record
 from telemetry.schema_events import RequestArrivedRecord
+from telemetry.short_ids import meant
 
 _NOT_ABOUT_REQUESTS: Final = ("PagesMoved", "LockChanged")
 _NAMED: Final = 5
+_LISTED: Final = 20
 #: Shorter intakes are not told.
 _TELLING_INTAKE_NS: Final = 10_000_000
 _C = TypeVar("_C", NotReached, NoPass)
@@ -49,6 +51,15 @@ class UnknownRequest(AdmitscopeError):
         has = f"it has {len(ids)} requests, nearest ids: {', '.join(nearest)}" if ids else "it has no request at all"
         super().__init__(f"no request {rid!r} in this record; {has}")
         self.nearest = tuple(nearest)
+        self.known = tuple(ids)
+
+
+class AmbiguousRequest(AdmitscopeError):
+    """A shortened id may mean several requests; the message lists them, at most twenty."""
+
+    def __init__(self, rid: str, ids: Sequence[str]) -> None:
+        more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
+        super().__init__(f"{rid!r} may be {len(ids)} requests: {', '.join(ids[:_LISTED])}{more}")
 
 
 class Sentence(BaseModel):
@@ -82,9 +93,21 @@ class Explanation(BaseModel):
 
 
 def explain(journal: Path, rid: str) -> Explanation:
-    """The life of `rid` by the journal at `journal`. Raises UnknownRequest, JournalError."""
+    """The life of `rid` by the journal at `journal`; a shortened id will do where one request only fits it.
+
+    Raises UnknownRequest, AmbiguousRequest, JournalError.
+    """
     reader = JournalReader(journal)
-    explanation = explain_records(reader.records(without=_NOT_ABOUT_REQUESTS), rid)
+    try:
+        explanation = explain_records(reader.records(without=_NOT_ABOUT_REQUESTS), rid)
+    except UnknownRequest as error:
+        ids = meant(rid, error.known)
+        if not ids:
+            raise
+        if len(ids) > 1:
+            raise AmbiguousRequest(rid, ids) from error
+        reader = JournalReader(journal)
+        explanation = explain_records(reader.records(without=_NOT_ABOUT_REQUESTS), ids[0])
     return explanation.model_copy(update={"torn": str(reader.torn) if reader.torn else None})
 
 

@@ -24,7 +24,7 @@ _MEANING: Final = {
 }
 
 #: Blockers whose test counts requests; the others count tokens.
-_IN_REQUESTS: Final = frozenset({"rows", "prefill_max"})
+IN_REQUESTS: Final = frozenset({"rows", "prefill_max"})
 
 
 #: What would have to change for a request that this blocker holds, for those who ask what to do.
@@ -45,6 +45,29 @@ _REMEDY: Final = {
     "prefill_max": "The next step takes as many prompts again, or more with a larger prefill_max_requests.",
 }
 _AHEAD_SHOWN: Final = 3
+_ENDS_SHOWN: Final = 3
+#: Shorter waits are not told beside longer ones: every request waits for the end of the step that it came into.
+_TELLING_S: Final = 0.001
+#: The parts of TTFT in words.
+_PARTS: Final = {
+    "intake": "before the queue",
+    "queue": "in the queue",
+    "prepare": "preparing its steps",
+    "chunk_forward": "computing its prompt",
+    "commit": "applying the result",
+    "between_chunks": "between its chunks",
+    "emit": "until the first byte was sent",
+}
+#: Why a prefill was let in as it was, where the counts do not say it.
+_ADMITTED: Final = {
+    "admitted_whole": "all of it fitted",
+    "admitted_first_chunk": "a first piece",
+    "admitted_next_chunk": "a further piece",
+    "admitted_last_chunk": "the last piece",
+}
+_OVERDRAFTS: Final = {
+    "chunk_page_rounding": "a piece is rounded up to whole pages",
+}
 #: Refusals behind which others got the step's prefill budget: who, is the question.
 _BUDGET_SPENT: Final = frozenset({"chunk_exhausted", "chunk_below_page", "chunk_slot_taken", "compute_exhausted"})
 
@@ -75,8 +98,9 @@ def sentences(
     if request.retractions:
         lines.append(f"It was pushed back to the queue {times(request.retractions, 'time')} while running.")
     if request.outputs > 1 and request.tbt_p50_s is not None and request.tbt_max_s is not None:
+        so_far = "so far" if request.finish is None else "in all"
         lines.append(
-            f"{request.outputs} tokens so far; the gap between two was {_span(request.tbt_p50_s)} in the median, "
+            f"{request.outputs} tokens {so_far}; the gap between two was {_span(request.tbt_p50_s)} in the median, "
             f"{_span(request.tbt_max_s)} at worst."
         )
     if detail.queue is not None:
@@ -89,19 +113,30 @@ def sentences(
 def _waits(timeline: Timeline) -> list[str]:
     """One sentence per stretch of waiting, the longest eight, in order of time."""
     longest = sorted(_joined(timeline.waits), key=lambda one: one.start_ns - one.end_ns)[:8]
+    longest = [one for one in longest if (one.end_ns - one.start_ns) / 1e9 >= _TELLING_S] or longest[:1]
     lines = []
     for stretch in sorted(longest, key=lambda one: one.start_ns):
         took = (stretch.end_ns - stretch.start_ns) / 1e9
         if took <= 0:
             continue
-        behind = ""
-        if stretch.blocker == "order" and stretch.reason is not None:
-            at = f" at {stretch.who_stopped}" if stretch.who_stopped else ""
-            behind = f" (the last one ended{at}: {stretch.reason})"
+        ends = _ends(stretch)
+        behind = f" ({ends})" if ends else ""
         why = _MEANING[stretch.blocker] + behind
         over = f", over {times(stretch.passes, 'pass', 'passes')}" if stretch.passes else ""
         lines.append(f"It waited {_span(took)}{over}, because {why}.")
     return lines
+
+
+def _ends(stretch: WaitSpan) -> str:
+    """What ended the passes of a stretch under `order`, most frequent first, and the steps that made none for it."""
+    ended = sorted((one for one in stretch.ended_by if one.passes), key=lambda one: -one.passes)
+    told = [f"{one.passes:,} ended by {one.reason}" for one in ended[:_ENDS_SHOWN]]
+    if len(ended) > _ENDS_SHOWN:
+        told.append(f"{sum(one.passes for one in ended[_ENDS_SHOWN:]):,} by other reasons")
+    kept_out = sorted((one for one in stretch.ended_by if one.steps), key=lambda one: -one.steps)
+    if kept_out:
+        told.append(f"no pass in {times(sum(one.steps for one in kept_out), 'more step')}, still for {kept_out[0].reason}")
+    return "; ".join(told)
 
 
 def _joined(waits: Sequence[WaitSpan]) -> list[WaitSpan]:
@@ -132,7 +167,7 @@ def _first_token(timeline: Timeline) -> str:
     until = timeline.ttft_ns
     if until is None and timeline.first_token_ns is not None:
         until = timeline.first_token_ns - timeline.accepted_ns
-    parts = ", ".join(f"{name} {_span(ns / 1e9)}" for name, ns in timeline.parts_ns.items() if ns)
+    parts = ", ".join(f"{_span(ns / 1e9)} {_PARTS.get(name, name)}" for name, ns in timeline.parts_ns.items() if ns)
     return f"Its first token came after {_span((until or 0) / 1e9)}: {parts}."
 
 
@@ -145,7 +180,7 @@ def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: 
     if entry.blocker == "order" and entry.reason is not None:
         line += f"; the last pass ended at {entry.who_stopped or 'the queue'} with {entry.reason}"
     if entry.need is not None and entry.have is not None:
-        unit = "requests" if entry.blocker in _IN_REQUESTS else "tokens"
+        unit = "requests" if entry.blocker in IN_REQUESTS else "tokens"
         line += f"; it needs {amount(entry.need)} and there are {amount(entry.have)} {unit}"
         if entry.need > entry.have:
             line += f", {amount(entry.need - entry.have)} too few"
@@ -155,7 +190,8 @@ def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: 
         stretch = joined[-1]
         held = _span((stretch.end_ns - stretch.start_ns) / 1e9)
         over = f", over {times(stretch.passes, 'pass', 'passes')}" if stretch.passes else ""
-        lines.append(f"That has held it for {held}{over}.")
+        ends = _ends(stretch)
+        lines.append(f"That has held it for {held}{over}{f': {ends}' if ends else ''}.")
     if entry.reason in _BUDGET_SPENT and slices:
         given = ", ".join(f"{one.rid} {one.tokens:,} of the {one.lacked:,} tokens it lacked" for one in slices[:3])
         more = f" and {len(slices) - 3} more" if len(slices) > 3 else ""

@@ -121,6 +121,7 @@ class ExplainCommand(SubCommand):
       admitscope explain http://127.0.0.1:8000 chatcmpl-42      of a running engine, now
       admitscope explain journals/RUN.jsonl chatcmpl-42         of a recorded run
       admitscope explain journals/RUN.jsonl chatcmpl-42 --json
+      admitscope explain journals/RUN.jsonl chatcmpl-17...afe801    an id as pages shorten it, or how it begins
     """
 
     journal: CliPositionalArg[str]

@@ -17,8 +17,10 @@ from rich.text import Text
 
 from telemetry.client import Source, SourceError, SourceUnavailable
 from telemetry.explain_words import amount, span
+from telemetry.live_explain import IN_REQUESTS
 from telemetry.observe import EngineStatus, QueueAnswer, QueueEntry, RequestRow, RequestsAnswer
 from telemetry.settings import TopCommand, TopSort
+from telemetry.short_ids import shortened
 
 _READ_ROWS: Final = 5_000
 _STATE_ORDER: Final = {"waiting": 0, "retracted": 0, "prefill": 1, "decode": 2, "emitting": 3}
@@ -58,6 +60,9 @@ def _key(sort: TopSort) -> Callable[[tuple[RequestRow, QueueEntry | None, float]
     return key
 
 
+#: From this width of terminal, in characters, ids are shown whole.
+_WIDE: Final = 130
+
 #: Columns with the width of terminal from which there is room for them, and whether they are numbers.
 _COLUMNS: Final = (
     ("#", 0, True),
@@ -85,7 +90,7 @@ def frame(
 ) -> RenderableType:
     """One frame: the head line, the table, and how many rows are not shown.
 
-    width  of the terminal, in characters: a narrow one gets fewer columns, never a cut request id
+    width  of the terminal, in characters: a narrow one gets fewer columns, and ids as the page shortens them
     """
     status = reading.status
     entries = {entry.rid: entry for entry in reading.queue.entries}
@@ -93,10 +98,10 @@ def frame(
     items = [(row, entries.get(row.rid), max(0.0, now_s - row.accepted_wall_s)) for row in reading.requests.live]
     items.sort(key=_key(sort))
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    is_narrow = width < _WIDE
     shown = [wanted <= width for _, wanted, _ in _COLUMNS]
     for name, wanted, right in _COLUMNS:
         if wanted <= width:
-            # An id is what `explain` asks for: it is folded, not cut.
             whole = name in {"request", "why it waits: need of have"}
             table.add_column(
                 name, justify="right" if right else "left", no_wrap=not whole, overflow="fold" if whole else "ellipsis"
@@ -104,7 +109,7 @@ def frame(
     for row, entry, age_s in items[:limit]:
         cells: tuple[RenderableType, ...] = (
             str(entry.position) if entry is not None else "",
-            row.rid,
+            shortened(row.rid) if is_narrow else row.rid,
             Text(row.state, style={"waiting": "yellow", "retracted": "red", "decode": "green"}.get(row.state, "")),
             _seconds(age_s),
             str(row.prompt_len),
@@ -114,7 +119,7 @@ def frame(
             _seconds(row.tbt_max_s),
             str(row.retractions or ""),
             str(entry.times_passed_over or "") if entry is not None else "",
-            _why(entry) if entry is not None else "",
+            _why(entry, is_narrow=is_narrow) if entry is not None else "",
         )
         table.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
     parts: list[RenderableType] = [_head(status, stale_s), table]
@@ -142,13 +147,18 @@ def _head(status: EngineStatus, stale_s: float | None) -> Text:
     return line
 
 
-def _why(entry: QueueEntry) -> str:
-    """The blocker, and the two sides of the test that decided."""
+def _why(entry: QueueEntry, *, is_narrow: bool) -> str:
+    """The blocker, and the two sides of the test that decided; a dash where it had no two sides."""
     reason = f" ({entry.reason})" if entry.reason and entry.reason != entry.blocker else ""
-    behind = f" behind {entry.who_stopped}" if entry.who_stopped and entry.who_stopped != entry.rid else ""
-    test = ""
+    behind = ""
+    if entry.who_stopped and entry.who_stopped != entry.rid:
+        behind = f" behind {shortened(entry.who_stopped) if is_narrow else entry.who_stopped}"
+        reason = "" if is_narrow else reason  # who it is behind tells more, and both take two lines
     if entry.need is not None and entry.have is not None:
-        test = f": {amount(entry.need)} of {amount(entry.have)}"
+        unit = "req" if entry.blocker in IN_REQUESTS else "tok"
+        test = f": {amount(entry.need)} of {amount(entry.have)} {unit}"
+    else:
+        test = "" if behind else ": –"
     return f"{entry.blocker}{reason}{behind}{test}"
 
 

@@ -12,7 +12,7 @@ from engine.config import Policy
 from engine.events import AdmissionDecided, RequestTransitioned, StepPlanned
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import Reason
-from telemetry.explain import Explanation, UnknownRequest, explain, explain_records, told
+from telemetry.explain import AmbiguousRequest, Explanation, UnknownRequest, explain, explain_records, told
 from telemetry.explain_words import REASON_WORDS, amount, need_have, span, times, wall
 from telemetry.journal import JournalSink
 from telemetry.life import LifeBuilder
@@ -158,6 +158,16 @@ def test_an_unknown_id_lists_the_nearest(runs: list[tuple[Path, list[Any]]]) -> 
     assert "r1" in caught.value.nearest
     with pytest.raises(UnknownRequest, match="it has no request at all"):
         explain_records([], "r1")
+
+
+def test_a_shortened_id_will_do_where_one_request_fits_it(runs: list[tuple[Path, list[Any]]]) -> None:
+    path, events = runs[0]
+    ids = rids_of(events)
+    assert explain(path, "r1...7").rid == explain(path, "r1…7").rid == "r17"
+    with pytest.raises(AmbiguousRequest, match=f"may be {len(ids)} requests: {ids[0]}"):
+        explain(path, "r")
+    with pytest.raises(UnknownRequest):
+        explain(path, "…")
 
 
 def test_a_reused_id_is_told_by_its_last_life(tmp_path: Path, simulated: Any) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from telemetry.cli import main
 from telemetry.client import LiveSource, SourceUnavailable
 from telemetry.settings import TopCommand, UsageError, parse
+from telemetry.short_ids import shortened
 from telemetry.top import Reading, frame, run_top
 from tests.telemetry.served import served
 
@@ -61,10 +62,11 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             assert [line.split()[0] for line in lines[:3]] == ["0", "1", "2"], "in the order of the queue"
             assert "decode" in lines[3]
             for width in (80, 100, 120, 200):
-                narrow = shown(frame(reading, width=width), width=width).replace("\n", "")
-                folded = narrow.replace(" ", "")
-                assert all(row.rid[-8:] in folded for row in reading.requests.live), "an id is folded, not cut"
-                assert "…" not in narrow
+                narrow = shown(frame(reading, width=width), width=width)
+                ids = [row.rid if width >= 130 else shortened(row.rid) for row in reading.requests.live]
+                assert all(rid in narrow for rid in ids), "whole, or as `explain` takes it"
+                below = narrow.rstrip().partition("why it waits")[2].splitlines()[1:]
+                assert len(below) == 4, "one line each"
             by_prompt = shown(frame(reading, sort="prompt", limit=2))
             assert "2 more" in by_prompt
             last = reading.queue.entries[-1].rid
@@ -76,6 +78,10 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             assert "It is waiting now, at place 2" in said
             assert f"Ahead of it: {reading.queue.entries[0].rid}, {reading.queue.entries[1].rid}." in said
             assert "That has held it for" in said
+            assert main(["explain", url, shortened(last).replace("…", "...")]) == 0
+            assert f"Request {last} arrived" in capsys.readouterr().out
+            assert main(["explain", url, last[:4]]) == 1
+            assert all(row.rid in capsys.readouterr().err for row in reading.requests.live[:1])
             assert main(["explain", url, last, "--json"]) == 0
             assert f'"rid": "{last}"' in capsys.readouterr().out
             assert main(["explain", url, reading.queue.entries[0].rid]) == 0
