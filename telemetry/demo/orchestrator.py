@@ -141,6 +141,8 @@ def _run(command: DemoCommand, run: _Run, logs: Path) -> int:
         run.console.print(f"evidence of broken laws: {command.journal / 'evidence'}", style="red", highlight=False)
     if command.journal is not None and run.tally.slowest[1]:
         _say_what_next(run, command.journal)
+    elif run.page_url is not None:
+        run.console.print("the page closes with the demo", highlight=False)
     is_bad = bool(run.tally.failed) or run.scrape.total("violations_total") > 0
     is_short = command.duration > 0 and is_interrupted
     return 1 if is_bad else 130 if is_short else 0
@@ -153,8 +155,10 @@ def _say_what_next(run: _Run, folder: Path) -> None:
         return
     seconds, rid = run.tally.slowest
     run.console.print(f"why the slowest first token took {seconds:.1f} s, from this run's journal:", highlight=False)
+    page = "this run in the page" if run.page_url is None else "the page closes with the demo: this opens it again"
     commands = {
         f"explain {journal} {rid}": "",
+        f"dashboard --journal {journal}": page,
         f"replay {journal}": "the same decisions again",
         f"check {journal}": "every law over the record",
         f"export --perfetto trace.json {journal}": "every request and step, for ui.perfetto.dev",

@@ -97,6 +97,7 @@ def test_unattended_it_answers_all_and_exits_0(demo: Callable[..., subprocess.Po
     assert all_gone(children)
     (journal,) = (tmp_path / "journals").glob("*.jsonl")
     assert f"admitscope replay journals/{journal.name}" in said
+    assert f"admitscope dashboard --journal journals/{journal.name}    # the page closes with the demo" in said
     report = replay(journal)
     assert report.verdict == "identical"
     assert report.steps > 20
