@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from telemetry.blockers import ORDER
-from telemetry.observe import BLOCKERS, TTFT_PARTS, ChunkRow, Timeline, WaitSpan
+from telemetry.observe import BLOCKERS, TTFT_PARTS, ChunkRow, EndedBy, Timeline, WaitSpan
+from telemetry.pass_ends import EndShare
 from telemetry.request_timeline import RequestTimeline
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def timeline(model: ReadModel, request: RequestTimeline) -> Timeline:
         ttft_ns=request.ttft_ns,
         parts_ns=dict(zip(TTFT_PARTS, request.parts, strict=True)),
         blockers_ns={name: ns for name, ns in zip(BLOCKERS, request.blockers, strict=True) if ns},
+        order_ns=dict(request.order_ns),
         refused_between_ns=request.refused_between_ns,
         waits=tuple(wait_spans(model, request)),
         chunks=tuple(ChunkRow(**{name: getattr(chunk, name) for name in chunk_fields}) for chunk in request.chunks),
@@ -46,6 +48,7 @@ def wait_spans(model: ReadModel, request: RequestTimeline) -> list[WaitSpan]:
             reason=held.reason,
             who_stopped=held.who,
             passes=held.passes,
+            ended_by=_ended_by(held.ends),
         )
         for held in request.held
     ]
@@ -57,9 +60,11 @@ def wait_spans(model: ReadModel, request: RequestTimeline) -> list[WaitSpan]:
 def _open_span(model: ReadModel, request: RequestTimeline, blocker: int) -> WaitSpan:
     """The stretch that is not over; it ends, for now, with the last event."""
     watch, reason, who = model.tracker.queue, request.reason, None
+    ends: tuple[EndShare, ...] = ()
+    last = model.last.t_ns if model.last is not None else request.blocker_since_ns
     if blocker == ORDER and watch.last_pass is not None:
         reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
-    last = model.last.t_ns if model.last is not None else request.blocker_since_ns
+        ends = watch.ends.since(request.ends_before or {}, max(last - request.blocker_since_ns, 0))
     return WaitSpan(
         start_ns=request.blocker_since_ns,
         end_ns=max(last, request.blocker_since_ns),
@@ -67,4 +72,9 @@ def _open_span(model: ReadModel, request: RequestTimeline, blocker: int) -> Wait
         reason=reason,
         who_stopped=who,
         passes=watch.passes - request.blocker_passes,
+        ended_by=_ended_by(ends),
     )
+
+
+def _ended_by(shares: tuple[EndShare, ...]) -> tuple[EndedBy, ...]:
+    return tuple(EndedBy(reason=one.reason, ns=one.ns, passes=one.passes, steps=one.steps) for one in shares)

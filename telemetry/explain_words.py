@@ -73,6 +73,21 @@ def percent_of(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole > 0 else "0 %"
 
 
+def code_words(code: str) -> str:
+    """A code as words: kv_total_exhausted -> KV total exhausted."""
+    return code.replace("_", " ").replace("kv ", "KV ")
+
+
+def counted_test(reason: str | None, need: float, have: float) -> str:
+    """The test of a reason that counts requests, not tokens; empty for every other."""
+    if reason in {Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET}:
+        lacked = times(round(need - have), "more row")
+        return f"it needs {lacked} than max_running_requests leaves ({amount(need)} of {amount(have)})"
+    if reason == Reason.PREFILL_MAX_REACHED:
+        return f"it would be prompt {amount(need)} of the batch, and prefill_max_requests allows {amount(have)}"
+    return ""
+
+
 def need_have(reason: Reason, need: float | None, have: float | None) -> str:
     """The two sides of the test that decided; empty when nothing was compared."""
     if need is None or have is None or reason is Reason.FULL_FLAG_SET:

@@ -41,7 +41,7 @@ class Objectives(NamedTuple):
 
 
 class First(NamedTuple):
-    """One first token. parts, blockers: as in `RequestTimeline`."""
+    """One first token. parts, blockers, order_ns: as in `RequestTimeline`."""
 
     at_ns: int
     rid: str
@@ -51,10 +51,11 @@ class First(NamedTuple):
     parts: tuple[int, ...]
     blockers: tuple[int, ...]
     refused_between_ns: int
+    order_ns: tuple[tuple[str, int], ...] = ()
 
 
 class _Slot:
-    __slots__ = ("at", "blockers", "buckets", "count", "gaps", "late", "parts", "refused_ns", "ttft_ns")
+    __slots__ = ("at", "blockers", "buckets", "count", "gaps", "late", "order_ns", "parts", "refused_ns", "ttft_ns")
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -62,6 +63,7 @@ class _Slot:
         self.ttft_ns = 0
         self.parts = [0] * len(TTFT_PARTS)
         self.blockers = [0] * len(BLOCKERS)
+        self.order_ns: Counter[str] = Counter()
         self.refused_ns = 0
         self.gaps = 0
         self.buckets: Counter[int] = Counter()
@@ -74,6 +76,7 @@ class _Slot:
             ttft_ns=self.ttft_ns,
             parts_ns=_named(TTFT_PARTS, self.parts),
             blockers_ns=_named(BLOCKERS, self.blockers),
+            order_ns=dict(self.order_ns),
             refused_between_ns=self.refused_ns,
             gaps=self.gaps,
             late=dict(self.late),
@@ -114,12 +117,14 @@ class LatencyBook:
             tuple(request.parts),
             tuple(request.blockers),
             request.refused_between_ns,
+            tuple(request.order_ns.items()),
         )
         slot = self._slot(at_ns)
         self._unsent[first.rid] = (self.keep(first), slot)
         slot.count += 1
         slot.ttft_ns += first.ttft_ns
         slot.refused_ns += first.refused_between_ns
+        slot.order_ns.update(dict(first.order_ns))
         for at, spent in enumerate(first.parts):
             slot.parts[at] += spent
         for at, spent in enumerate(first.blockers):
@@ -253,6 +258,9 @@ def _rank(q: float, count: int) -> int:
 
 
 def _tail(q: float, slowest: Sequence[First]) -> TailShare:
+    order_ns: Counter[str] = Counter()
+    for first in slowest:
+        order_ns.update(dict(first.order_ns))
     return TailShare(
         q=q,
         ttft_s=slowest[0].ttft_ns / 1e9,
@@ -260,6 +268,7 @@ def _tail(q: float, slowest: Sequence[First]) -> TailShare:
         ttft_ns=sum(first.ttft_ns for first in slowest),
         parts_ns=_named(TTFT_PARTS, [sum(spent) for spent in zip(*(f.parts for f in slowest), strict=True)]),
         blockers_ns=_named(BLOCKERS, [sum(spent) for spent in zip(*(f.blockers for f in slowest), strict=True)]),
+        order_ns=dict(order_ns.most_common()),
         refused_between_ns=sum(first.refused_between_ns for first in slowest),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from telemetry.explain_words import amount, span, times
+from telemetry.explain_words import amount, code_words, counted_test, span, times
 from telemetry.observe import DecisionRow, QueueEntry, RequestDetail, Timeline, WaitSpan
 
 #: What each blocker means to somebody who waits.
@@ -25,7 +25,6 @@ _MEANING: Final = {
 
 #: Blockers whose test counts requests; the others count tokens.
 IN_REQUESTS: Final = frozenset({"rows", "prefill_max"})
-
 
 #: What would have to change for a request that this blocker holds, for those who ask what to do.
 _REMEDY: Final = {
@@ -58,15 +57,13 @@ _PARTS: Final = {
     "between_chunks": "between its chunks",
     "emit": "until the first byte was sent",
 }
-#: Why a prefill was let in as it was, where the counts do not say it.
-_ADMITTED: Final = {
-    "admitted_whole": "all of it fitted",
-    "admitted_first_chunk": "a first piece",
-    "admitted_next_chunk": "a further piece",
-    "admitted_last_chunk": "the last piece",
-}
+#: What each overdraft is.
 _OVERDRAFTS: Final = {
-    "chunk_page_rounding": "a piece is rounded up to whole pages",
+    "first_unchunked": "the first prompt of a pass is taken whole where chunking is off",
+    "input_by_chunk": "a piece is cut by the chunk, not by what is left of the input",
+    "chunk_page_rounding": "a piece counts as whole pages",
+    "kv_rounding": "K/V is charged in whole pages",
+    "continuation": "a prompt that was begun goes on before the others",
 }
 #: Refusals behind which others got the step's prefill budget: who, is the question.
 _BUDGET_SPENT: Final = frozenset({"chunk_exhausted", "chunk_below_page", "chunk_slot_taken", "compute_exhausted"})
@@ -130,12 +127,13 @@ def _waits(timeline: Timeline) -> list[str]:
 def _ends(stretch: WaitSpan) -> str:
     """What ended the passes of a stretch under `order`, most frequent first, and the steps that made none for it."""
     ended = sorted((one for one in stretch.ended_by if one.passes), key=lambda one: -one.passes)
-    told = [f"{one.passes:,} ended by {one.reason}" for one in ended[:_ENDS_SHOWN]]
+    told = [f"{one.passes:,} ended by {code_words(one.reason)}" for one in ended[:_ENDS_SHOWN]]
     if len(ended) > _ENDS_SHOWN:
         told.append(f"{sum(one.passes for one in ended[_ENDS_SHOWN:]):,} by other reasons")
     kept_out = sorted((one for one in stretch.ended_by if one.steps), key=lambda one: -one.steps)
     if kept_out:
-        told.append(f"no pass in {times(sum(one.steps for one in kept_out), 'more step')}, still for {kept_out[0].reason}")
+        steps = times(sum(one.steps for one in kept_out), "more step")
+        told.append(f"no pass in {steps}, still for {code_words(kept_out[0].reason)}")
     return "; ".join(told)
 
 
@@ -156,10 +154,12 @@ def _decision(decision: DecisionRow) -> str:
     cut = ""
     if decision.selected_extend < decision.candidate_extend:
         cut = f" of {decision.candidate_extend}, cut to fit"
-    overdrafts = f" Ledgers were overdrawn by name: {', '.join(decision.overdrafts)}." if decision.overdrafts else ""
+    why = "; ".join(_OVERDRAFTS.get(name, code_words(name)) for name in decision.overdrafts)
+    overdrafts = f" A ledger went below zero: {why}." if why else ""
     return (
         f"Step {decision.step} computed {decision.selected_extend} of its prompt tokens{cut}, up to position "
-        f"{decision.extend_end}, with {decision.prefix_len} before them already there ({decision.reason}).{overdrafts}"
+        f"{decision.extend_end}, with {decision.prefix_len} before them already there "
+        f"({code_words(decision.reason)}).{overdrafts}"
     )
 
 
@@ -178,11 +178,11 @@ def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: 
     since = _span(_stay_ns(timeline) / 1e9) + " since it was pushed back" if back else _span(entry.age_s)
     line = f"It is waiting now, at place {entry.position}, for {since}: {_MEANING[entry.blocker]}"
     if entry.blocker == "order" and entry.reason is not None:
-        line += f"; the last pass ended at {entry.who_stopped or 'the queue'} with {entry.reason}"
+        line += f"; the last pass ended at {entry.who_stopped or 'the queue'} with {code_words(entry.reason)}"
     if entry.need is not None and entry.have is not None:
-        unit = "requests" if entry.blocker in IN_REQUESTS else "tokens"
-        line += f"; it needs {amount(entry.need)} and there are {amount(entry.have)} {unit}"
-        if entry.need > entry.have:
+        counted = counted_test(entry.reason, entry.need, entry.have)
+        line += f"; {counted or f'it needs {amount(entry.need)} and there are {amount(entry.have)} tokens'}"
+        if not counted and entry.need > entry.have:
             line += f", {amount(entry.need - entry.have)} too few"
     lines = [line + "."]
     joined = _joined(timeline.waits)

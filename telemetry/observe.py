@@ -38,6 +38,7 @@ from telemetry.observe_laws import (
 from telemetry.observe_requests import (
     ChunkRow,
     DecisionRow,
+    EndedBy,
     Explanation,
     QueueEntry,
     RequestDetail,
@@ -249,6 +250,7 @@ __all__ = [
     "TTFT_PARTS",
     "ChunkRow",
     "DecisionRow",
+    "EndedBy",
     "EngineStatus",
     "EvidenceAnswer",
     "EvidenceDetail",

@@ -13,6 +13,7 @@ class PartsSlot(Value):
     count        requests that got their first token; the sums below are theirs, `emit` once their first byte is sent
     parts_ns     TTFT_PARTS above zero; they add up to ttft_ns exactly
     blockers_ns  they add up to parts_ns["queue"] + refused_between_ns exactly
+    order_ns     blockers_ns["order"] by what ended the passes; empty where the source does not know
     gaps, late   tokens that followed another one, and those of them that came late, by cause
     """
 
@@ -21,6 +22,7 @@ class PartsSlot(Value):
     ttft_ns: int = 0
     parts_ns: dict[str, int] = Field(default_factory=dict)
     blockers_ns: dict[str, int] = Field(default_factory=dict)
+    order_ns: dict[str, int] = Field(default_factory=dict)
     refused_between_ns: int = 0
     gaps: int = 0
     late: dict[str, int] = Field(default_factory=dict)
@@ -60,6 +62,7 @@ class TailShare(Value):
     ttft_ns: int
     parts_ns: dict[str, int]
     blockers_ns: dict[str, int]
+    order_ns: dict[str, int] = Field(default_factory=dict)
     refused_between_ns: int = 0
 
 

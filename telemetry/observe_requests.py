@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from telemetry.observe_base import Head, Ledgers, Value
 from telemetry.observe_lanes import Lane
 
@@ -114,8 +116,20 @@ class ChunkRow(Value):
     decode_rows: int = 0
 
 
+class EndedBy(Value):
+    """What one reason had of a stretch under `order`: passes that it ended, and steps without a pass because of it."""
+
+    reason: str
+    ns: int
+    passes: int = 0
+    steps: int = 0
+
+
 class WaitSpan(Value):
-    """A stretch of waiting under one blocker and reason, [start_ns, end_ns); equal answers in a row are one."""
+    """A stretch of waiting under one blocker and reason, [start_ns, end_ns); equal answers in a row are one.
+
+    ended_by  of `order`: what ended its passes, longest first; `reason` and `who_stopped` are of the last one only
+    """
 
     start_ns: int
     end_ns: int
@@ -123,6 +137,7 @@ class WaitSpan(Value):
     reason: str | None = None
     who_stopped: str | None = None
     passes: int = 0
+    ended_by: tuple[EndedBy, ...] = ()
 
 
 class Timeline(Value):
@@ -130,6 +145,7 @@ class Timeline(Value):
 
     parts_ns      TTFT_PARTS; they add up to ttft_ns exactly, once the first byte (with no listener: first token) is out
     blockers_ns   they add up to parts_ns["queue"] + refused_between_ns exactly
+    order_ns      blockers_ns["order"] by what ended the passes: the limit to lift
     ttft_ns       accept to first byte written, or to the first token when no stream is known
     gaps_ns       between consecutive tokens, oldest first, the latest 1,024
     """
@@ -145,6 +161,7 @@ class Timeline(Value):
     ttft_ns: int | None = None
     parts_ns: dict[str, int]
     blockers_ns: dict[str, int]
+    order_ns: dict[str, int] = Field(default_factory=dict)
     refused_between_ns: int = 0
     waits: tuple[WaitSpan, ...] = ()
     chunks: tuple[ChunkRow, ...] = ()

@@ -15,6 +15,7 @@ from engine.scheduler.decision import Reason
 from engine.scheduler.plan import PassEnd
 from telemetry.blockers import ENGINE_BUSY, OF_REASON, ORDER
 from telemetry.observe import BLOCKERS
+from telemetry.pass_ends import EndShare, PassEnds
 from telemetry.request_timeline import Held, RequestTimeline
 
 
@@ -25,6 +26,7 @@ class QueueWatch:
     counts       waiting requests by blocker
     waited_ns    integral of `counts` over time, up to the last change or pass
     passes       passes made so far
+    ends         what ended them
     """
 
     def __init__(self, *, keep_spans: bool) -> None:
@@ -34,6 +36,7 @@ class QueueWatch:
         self.waited_ns = [0] * len(BLOCKERS)
         self._came_back: dict[str, None] = {}
         self.passes = 0
+        self.ends = PassEnds()
         self.last_pass: PassEnd | None = None
         self.last_pass_step = 0
         self._newcomers: dict[str, None] = {}
@@ -68,6 +71,7 @@ class QueueWatch:
         if delta <= 0:
             return
         self._at_ns = t_ns
+        self.ends.advance(delta)
         if self.waiting:
             for at, count in enumerate(self.counts):
                 if count:
@@ -148,6 +152,7 @@ class QueueWatch:
     def _note_pass(self, end: PassEnd, step: int) -> None:
         """A step that skips its pass makes none; and a full flag only repeats what an earlier pass found."""
         self.passes += end.stop != "skipped"
+        self.ends.passed(end)
         if end.stopped_by is not Reason.FULL_FLAG_SET or self.last_pass is None:
             self.last_pass = end
         self.last_pass_step = step
@@ -180,6 +185,8 @@ class QueueWatch:
         request.blocker = blocker
         request.blocker_passes = self.passes
         request.reason = reason
+        if blocker == ORDER and self._keep_spans:
+            request.ends_before = self.ends.stand()
 
     def refuse_continuation(self, request: RequestTimeline, blocker: int, reason: Reason, t_ns: int) -> None:
         """A pass kept back a request that is between two chunks; it is not waiting, so it is not in `counts`."""
@@ -208,7 +215,12 @@ class QueueWatch:
         request.blocker_since_ns = end
         if self._keep_spans and end > start:
             who, reason = None, request.reason
+            ends: tuple[EndShare, ...] = ()
             if request.blocker == ORDER and self.last_pass is not None:
                 who, reason = self.last_pass.rid, self.last_pass.stopped_by
+                ends = self.ends.since(request.ends_before or {}, end - start)
+                if request.first_token_ns is None:
+                    for share in ends:
+                        request.order_ns[share.reason] = request.order_ns.get(share.reason, 0) + share.ns
             passes = self.passes - request.blocker_passes
-            request.held.append(Held(start, end, request.blocker, reason, who, passes))
+            request.held.append(Held(start, end, request.blocker, reason, who, passes, ends))

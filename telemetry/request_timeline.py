@@ -11,6 +11,7 @@ from engine.events import AdmissionDecided, RequestArrived
 from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.decision import Reason
 from telemetry.observe import BLOCKERS, TTFT_PARTS
+from telemetry.pass_ends import EndShare, Stand
 
 INTAKE, QUEUE, PREPARE, CHUNK_FORWARD, COMMIT, BETWEEN, EMIT = range(len(TTFT_PARTS))
 #: Spans of waiting and decisions kept for one request; a request that waits for hours keeps its latest.
@@ -18,7 +19,10 @@ KEPT: Final = 256
 
 
 class Held(NamedTuple):
-    """One stretch of waiting under one blocker. `who` and `reason` of `order` are those of the last pass in it."""
+    """One stretch of waiting under one blocker. `who` and `reason` of `order` are those of the last pass in it.
+
+    ends  of `order`: what ended its passes
+    """
 
     start_ns: int
     end_ns: int
@@ -26,6 +30,7 @@ class Held(NamedTuple):
     reason: Reason | None
     who: str | None
     passes: int
+    ends: tuple[EndShare, ...] = ()
 
 
 class Chunk:
@@ -66,6 +71,8 @@ class RequestTimeline:
     parts      indexed like TTFT_PARTS; closed at the first token, but for `emit`
     blockers   indexed like BLOCKERS; waiting and refused continuation before the first token
     late_blockers  the same for waiting after the first token (retracted while decoding)
+    order_ns   of the blocker `order` in `blockers`, by what ended the passes; nothing without `keep_detail`
+    ends_before  where the sums of passes' ends stood when the present stretch under `order` began
     decisions  examinations, the latest KEPT; like `held`, nothing without `keep_detail`
     held       each closed stretch of waiting, the latest KEPT
     retracted_ns  when it was pushed back to the queue
@@ -88,6 +95,7 @@ class RequestTimeline:
         "decisions",
         "decisions_left_out",
         "end_cause",
+        "ends_before",
         "enqueued_as",
         "enqueued_ns",
         "finish",
@@ -101,6 +109,7 @@ class RequestTimeline:
         "matched_len",
         "max_new_tokens",
         "num_retractions",
+        "order_ns",
         "output_len",
         "parts",
         "pass_at_entry",
@@ -136,6 +145,8 @@ class RequestTimeline:
         self.parts = [0] * len(TTFT_PARTS)
         self.blockers = [0] * len(BLOCKERS)
         self.late_blockers = [0] * len(BLOCKERS)
+        self.order_ns: dict[Reason, int] = {}
+        self.ends_before: Stand | None = None
         self.refused_between_ns = 0
         self.state = RequestState.WAITING
         self.num_retractions = 0

@@ -36,6 +36,7 @@ def adds_up(answer: LatencyBreakdown) -> None:
     for sums in (*answer.slots, *answer.tails):
         assert sum(sums.parts_ns.values()) == sums.ttft_ns
         assert sum(sums.blockers_ns.values()) == sums.parts_ns.get("queue", 0) + sums.refused_between_ns
+        assert sum(sums.order_ns.values()) == sums.blockers_ns.get("order", 0)
     assert sum(answer.gap_counts) == answer.gaps == sum(slot.gaps for slot in answer.slots)
     assert answer.late == dict(sum((Counter(slot.late) for slot in answer.slots), Counter()))
     assert sum(decile.count for decile in answer.deciles) == answer.firsts_total

@@ -158,6 +158,31 @@ def test_fr_33_requests_behind_the_stopper_are_held_by_the_order_and_know_who_st
     assert entries["last"].last_evaluated_step is None
 
 
+def test_fr_33_the_order_is_split_by_what_ended_the_passes_and_steps_without_one() -> None:
+    watched = Watched(engine_config(num_pages=20, page_size=4, schedule_policy="fcfs"))
+    watched.run.add("runs", 30, 12, ignore_eos=True)
+    watched.run.timed_step()
+    for rid in ("first", "behind"):
+        watched.run.add(rid, 30, 10, ignore_eos=True)
+    for _ in range(6):
+        watched.run.timed_step()
+    watched.tick()
+    told = watched.model.explain("behind")
+    assert told is not None
+    waited = next(line for line in told.sentences if line.startswith("That has held it"))
+    assert "ended by KV total exhausted; no pass in 5 more steps, still for KV total exhausted" in waited
+    watched.run.finish_all()
+    detail = watched.model.request("behind")
+    assert detail is not None
+    assert sum(detail.timeline.order_ns.values()) == detail.timeline.blockers_ns["order"]
+    assert max(detail.timeline.order_ns, key=detail.timeline.order_ns.__getitem__) == "kv_total_exhausted"
+    stretches = [wait for wait in detail.timeline.waits if wait.blocker == "order"]
+    assert all(sum(by.ns for by in one.ended_by) == one.end_ns - one.start_ns for one in stretches)
+    after = watched.model.explain("behind")
+    assert after is not None
+    assert any("tokens in all" in line for line in after.sentences)
+
+
 def test_fr_33_a_request_that_nobody_has_looked_at_yet_waits_for_the_engine() -> None:
     watched = Watched()
     watched.run.add("new", 8, 4)

@@ -85,7 +85,7 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             assert main(["explain", url, last, "--json"]) == 0
             assert f'"rid": "{last}"' in capsys.readouterr().out
             assert main(["explain", url, reading.queue.entries[0].rid]) == 0
-            assert "needs 1 and there are 0 requests, 1 too few" in capsys.readouterr().out
+            assert "it needs 1 more row than max_running_requests leaves (1 of 0)" in capsys.readouterr().out
             assert main(["explain", url, "nobody"]) == 1
             assert "nobody" in capsys.readouterr().err
     for thread in threads:

@@ -1,0 +1,74 @@
+"""What ended the passes. Owns: how long, and how often, each reason was what kept a pass from those behind it.
+
+A request under the blocker `order` is held by whatever ended the passes ahead of it: that is the limit to lift. The
+sums run on for everybody; a stretch remembers where they stood when it began: a pass costs the same however many wait.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from engine.scheduler.decision import Reason
+from engine.scheduler.plan import PassEnd
+
+_SKIPPED: Final = "skipped"
+
+
+class EndShare(NamedTuple):
+    """What one reason had of a stretch: its time, passes that it ended, and steps in which no pass was made for it."""
+
+    reason: Reason
+    ns: int
+    passes: int
+    steps: int
+
+
+#: Where the sums stood: by reason (ns, passes, steps).
+Stand = dict[Reason, tuple[int, int, int]]
+
+
+class PassEnds:
+    """Sums by reason since the engine began. The mark "batch full" counts for the refusal that set it."""
+
+    __slots__ = ("_refused", "_sums", "reason")
+
+    def __init__(self) -> None:
+        self.reason: Reason | None = None
+        self._refused: Reason | None = None
+        self._sums: Stand = {}
+
+    def advance(self, ns: int) -> None:
+        """The latest end stood for `ns` more."""
+        if self.reason is not None:
+            self._add(self.reason, ns, 0, 0)
+
+    def passed(self, end: PassEnd) -> None:
+        """A step was planned, with a pass or without one."""
+        is_pass, reason = end.stop != _SKIPPED, end.stopped_by
+        if reason is Reason.FULL_FLAG_SET:
+            reason = self._refused or reason
+        elif is_pass:
+            self._refused = reason
+        self.reason = reason
+        self._add(reason, 0, is_pass, not is_pass)
+
+    def stand(self) -> Stand:
+        """To be given to `since` later."""
+        return dict(self._sums)
+
+    def since(self, stand: Stand, ns: int) -> tuple[EndShare, ...]:
+        """Shares since `stand` of a stretch of `ns`, longest first; their times add up to `ns` exactly."""
+        shares = []
+        for reason, sums in self._sums.items():
+            at = stand.get(reason, (0, 0, 0))
+            if sums != at:
+                shares.append(EndShare(reason, sums[0] - at[0], sums[1] - at[1], sums[2] - at[2]))
+        shares.sort(key=lambda share: -share.ns)
+        # The stretch may end beside the events that move the sums: the reason that has most takes the difference.
+        if shares:
+            shares[0] = shares[0]._replace(ns=shares[0].ns + ns - sum(share.ns for share in shares))
+        return tuple(shares)
+
+    def _add(self, reason: Reason, ns: int, passes: int, steps: int) -> None:
+        at = self._sums.get(reason, (0, 0, 0))
+        self._sums[reason] = (at[0] + ns, at[1] + passes, at[2] + steps)
