@@ -161,6 +161,8 @@ def _pause_at_a_queue(visit: Visit, engine: str, seconds: float) -> None:
         switch.click()
         stands.wait_for(state="detached")
         visit.show("Now")
+        visit.page.get_by_test_id("answer-longest").wait_for()
+        visit.page.wait_for_url("**view=now*")
     raise SystemExit(f"in {seconds:.0f} s there was no moment with {_WAITING} waiting requests: try --seconds 300")
 
 

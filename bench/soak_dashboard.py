@@ -6,8 +6,8 @@ An engine is simulated in a process of its own (real scheduler, cache and read A
 times as fast as it would run: two hours in two minutes. Every second phase has three viewers in a real browser, on Now,
 Latency and K/V pages. Printed for each phase: what a step costs the engine, as CPU time of its thread and as wall time
 (which also counts waiting for the read API's thread, and for others on a shared machine), and the memory of both
-processes. At the end: the ratio of step times with and without viewers, and how much memory the page gained after its
-first phase with viewers.
+processes. At the end: the ratio of step times with and without viewers, and how much memory the page gained. The first
+two phases warm up and are not counted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from telemetry.buffered import BufferedSink
 from telemetry.read_api import create_router
 from telemetry.read_model import ReadModel
 from telemetry.sim.commands import SimCommand
+from telemetry.sim.cost_model import Estimator
 from telemetry.sim.loop import Loop
 from telemetry.sim.run import arrivals_of, plan_of
 from tests.dashboard.browser import CHROMIUM, Visit, chromium, streamlit
@@ -43,6 +44,8 @@ VIEWS: Final = ("now", "latency", "kv")
 #: Small enough that a queue stands and pages are evicted all the time.
 SETTINGS: Final = ("page_size=16", "num_pages=1500", "chunked_prefill_size=256", "max_running_requests=16")
 _CLIENTS: Final = 24
+#: Phases before those that count, one without and one with viewers: the queue fills, modules are loaded.
+_WARM: Final = 2
 #: A page that is loaded for the first time on a busy machine.
 _PATIENCE_MS: Final = 90_000
 _MIB: Final = 2**20
@@ -69,7 +72,7 @@ def engine(door: Connection, speed: float) -> None:
         plan.config,
         num_pages=plan.num_pages,
         arrivals=arrivals_of(command, plan.workload),
-        cost=plan.cost,
+        cost=Estimator(plan.cost),
         sink=sink,
         wall_ns=time.time_ns(),
     )
@@ -125,7 +128,7 @@ def soak(hours: float, speed: float, phases: int) -> int:
     here, there = context.Pipe()
     process = context.Process(target=engine, args=(there, speed), daemon=True)
     process.start()
-    seconds = hours * 3600 / speed / phases
+    seconds = hours * 3600 / speed / (phases + _WARM)
     quiet: list[Cost] = []
     watched: list[Cost] = []
     memory: list[float] = []
@@ -138,22 +141,26 @@ def soak(hours: float, speed: float, phases: int) -> int:
     ):
         page = next(each for each in psutil.Process().children() if "streamlit" in each.cmdline())
         simulated = psutil.Process(process.pid)
-        for phase in range(phases):
+        for phase in range(-_WARM, phases):
             is_watched = phase % 2 == 1
             visits = _viewers(browser, url) if is_watched else []
             here.send(seconds)
             while not here.poll(0):
+                if not process.is_alive():
+                    raise SystemExit(f"the simulated engine ended with {process.exitcode}")
                 for visit in visits:
                     visit.page.wait_for_timeout(50)
                 time.sleep(0.05)
             cost: Cost = here.recv()
-            (watched if is_watched else quiet).append(cost)
+            is_warm = phase >= 0
+            if is_warm:
+                (watched if is_watched else quiet).append(cost)
             mib, engine_mib = (each.memory_info().rss / _MIB for each in (page, simulated))
-            if is_watched:
+            if is_watched and is_warm:
                 memory.append(mib)
             _leave(visits)
             print(
-                f"{phase + 1:>5}{len(visits):>9}{cost.hours:>7.2f}{cost.steps:>9,}{cost.cpu_ns / 1e3:>10.0f}"
+                f"{phase + 1 if is_warm else 'warm':>5}{len(visits):>9}{cost.hours:>7.2f}{cost.steps:>9,}{cost.cpu_ns / 1e3:>10.0f}"
                 f"{cost.wall_ns / 1e3:>10.0f}{mib:>11.1f}{engine_mib:>13.1f}",
                 flush=True,
             )
