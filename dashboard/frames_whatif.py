@@ -12,6 +12,7 @@ import pandas as pd
 from dashboard import formats as f
 from dashboard.tables import Table
 from dashboard.words import mark, t
+from telemetry.sim.parts import CostUsed
 from telemetry.sim.whatif_result import Choice, Compared, DecisionDifference, Setting, WhatifResult
 
 MEASURES: Final = {"tbt": "TBT", "ttft": "TTFT", "e2e": mark("until the last token")}
@@ -40,18 +41,30 @@ _SETTINGS: Final = {
     "cache.page_size": mark("pages of {after} instead of {before} tokens"),
     "cache.num_pages": mark("a pool of {after} instead of {before} pages"),
 }
+#: What a simulated step may exceed of those that the cost model was fitted on.
+_SHAPES: Final = {
+    "prefill_tokens": mark("prompt tokens in a step"),
+    "prefill_context": mark("positions that prompt tokens attend to"),
+    "prefill_rows": mark("prompts in a step"),
+    "decode_rows": mark("decode rows"),
+    "decode_context": mark("K/V tokens that decode rows read"),
+}
 _OTHER: Final = mark("{name} {after} instead of {before}")
 
 
 def sentence(result: WhatifResult) -> str:
-    """The answer: what would change from what to what, and how sure that is."""
+    """The answer: what would change from what to what in the simulator, and how far that is to be believed."""
     what = t(" and ").join(_setting(each) for each in result.settings)
     by_name = {one.name: one for one in result.compared}
     parts = [_part(by_name[name]) for name in _TOLD if name in by_name and by_name[name].before.value is not None]
     if not parts:
         return t("No request ended by itself in both runs: there is nothing to compare.")
-    said = t("{what}: {parts}.", what=what, parts="; ".join(parts))
-    return said[0].upper() + said[1:]
+    return head(t("{what}: {parts}.", what=what, parts="; ".join(parts)))
+
+
+def head(text: str) -> str:
+    """With a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def _setting(setting: Setting) -> str:
@@ -73,6 +86,21 @@ def _part(one: Compared) -> str:
         "low": signed(one.difference.low, one.unit),
         "high": signed(one.difference.high, one.unit),
     }
+    if one.is_within_error and one.model_error is not None:
+        off = f"{100 * abs(one.model_error):.0f}\u00a0%"
+        if one.is_clear:
+            return t(
+                "{name} from {before} to {after} ({low} to {high}; the simulator is off by {off} here, more than this "
+                "change: take the direction, not the number)",
+                **values,
+                off=off,
+            )
+        return t(
+            "{name} from {before} to {after} ({low} to {high}; the simulator is off by {off} here, more than this "
+            "change: no finding)",
+            **values,
+            off=off,
+        )
     if one.is_clear:
         return t("{name} from {before} to {after} ({low} to {high})", **values)
     return t("{name} from {before} to {after}, no clear difference ({low} to {high})", **values)
@@ -107,13 +135,48 @@ def compared_table(result: WhatifResult) -> Table:
                 [amount(one.after.value, one.unit), one.after.value],
                 [signed(one.difference.value, one.unit), one.difference.value],
                 _interval(one),
+                _error(one),
             ],
         }
         for one in result.compared
     ]
-    heads = ("", t("Before"), t("After"), t("Difference"), t("95 % interval"))
-    kinds = ("text", "num", "num", "num", "num")
+    heads = ("", *_runs(), t("Difference"), t("95 % interval"), t("Simulator's error"))
+    kinds = ("text", "num", "num", "num", "num", "num")
     return Table(columns=_columns(heads, kinds), rows=rows)
+
+
+def _runs() -> tuple[str, str]:
+    """The two runs, as heads of columns."""
+    return head(t("before")), head(t("after"))
+
+
+def _error(one: Compared) -> str:
+    if one.model_error is None:
+        return f.NOTHING
+    error = signed(one.model_error, "share")
+    return t("{error}: more than the change", error=error) if one.is_within_error else error
+
+
+def cost_notes(result: WhatifResult) -> list[str]:
+    """Which simulated steps exceed what the cost model was fitted on, told for each run that has some."""
+    if not result.cost_before.is_measured:
+        return [t("Its times are computed, not fitted to measurements: compare configurations, do not believe times.")]
+    sides = zip(_runs(), (result.cost_before, result.cost_after), strict=True)
+    return [_outside(run, cost) for run, cost in sides if cost.steps_outside]
+
+
+def _outside(run: str, cost: CostUsed) -> str:
+    return t(
+        "{run}: {outside} of {steps} steps ({share} of the time) are beyond what the cost model was fitted on; most of "
+        "them by {what}: up to {asked}, fitted up to {fitted}.",
+        run=run,
+        outside=f.count(cost.steps_outside),
+        steps=f.count(cost.steps),
+        share=f"{100 * cost.share_outside:.0f}\u00a0%",
+        what=t(_SHAPES.get(cost.most_outside or "", cost.most_outside or "")),
+        asked=f.count(cost.most_asked),
+        fitted=f.count(cost.most_fitted),
+    )
 
 
 def _interval(one: Compared) -> str:
@@ -171,7 +234,7 @@ def reasons_table(result: WhatifResult) -> Table:
         }
         for reason in reasons
     ]
-    return Table(columns=_columns((t("Decision"), t("Before"), t("After")), ("text", "num", "num")), rows=rows)
+    return Table(columns=_columns((t("Decision"), *_runs()), ("text", "num", "num")), rows=rows)
 
 
 def _reasons(result: WhatifResult) -> tuple[dict[str, int], dict[str, int]]:
@@ -197,7 +260,7 @@ def differences_table(result: WhatifResult) -> Table:
         }
         for one in result.differences
     ]
-    heads = (t("Step"), t("Begins at"), t("Request"), t("Before"), t("After"))
+    heads = (t("Step"), t("Begins at"), t("Request"), *_runs())
     return Table(
         columns=_columns(heads, ("num", "num", "mono", "text", "text")),
         rows=rows,

@@ -217,12 +217,14 @@ def _result(viewer: Viewer, result: WhatifResult, standing: Standing) -> None:
     said = escape(frames.sentence(result))
     st.html(f'<p style="font-size:1.2rem;line-height:1.45;margin:0" data-testid="whatif-sentence">{said}</p>')
     st.caption(_worth(result))
-    for note in (result.cost_before.note, result.cost_after.note, *result.notes):
-        if note:
-            st.caption(note)
+    st.caption(t("Intervals are of requests under the simulator: they do not contain its own error."))
+    for note in (*frames.cost_notes(result), *result.notes):
+        st.caption(note)
     if result.violations:
         st.error(t("{n} laws of the engine broke in a simulated run: a fault of the engine.", n=result.violations))
     live_table(frames.compared_table(result), viewer.colours, key="whatif_compared", height=400)
+    st.subheader(t("How far the simulator is from the recorded run"), anchor=False)
+    live_table(frames.checks_table(result), viewer.colours, key="whatif_checks", height=280)
     _distributions(viewer, result)
     left, right = st.columns([1.4, 1], gap="large")
     with left:
@@ -235,8 +237,6 @@ def _result(viewer: Viewer, result: WhatifResult, standing: Standing) -> None:
         st.subheader(t("Decisions by reason"), anchor=False)
         live_table(frames.reasons_table(result), viewer.colours, key="whatif_reasons", height=280)
     _differences(viewer, result)
-    with st.expander(t("How far the simulator is from the recorded run")):
-        live_table(frames.checks_table(result), viewer.colours, key="whatif_checks", height=280)
     st.download_button(
         t("Download as JSON"),
         result.model_dump_json(indent=1),
@@ -289,15 +289,15 @@ def _differences(viewer: Viewer, result: WhatifResult) -> None:
     first = result.first_difference
     if first is None:
         return
-    journals = {t("Before"): result.journal_before, t("After"): result.journal_after}
+    journals = {t("before"): result.journal_before, t("after"): result.journal_after}
     with st.container(horizontal=True):
         for name, path in journals.items():
             if path is not None and Path(path).is_file():
                 st.button(
-                    t("{run}: step {step} in Admission", run=name, step=f.count(first.step)),
+                    t("{run}: step {step} in Admission", run=frames.head(name), step=f.count(first.step)),
                     key=f"whatif_open_{path}",
                     on_click=_open,
-                    args=(viewer, Path(path), t("what if, {run}", run=name.lower()), first.step),
+                    args=(viewer, Path(path), t("what if, {run}", run=name), first.step),
                 )
 
 

@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from fake_engine import FakeEngine, FakeServer
 from streamlit.testing.v1 import AppTest
 
+from dashboard import charts_whatif
 from dashboard import frames_whatif as frames
 from dashboard import whatif_form as form
 from dashboard.views import what_if
 from dashboard.words import CHINESE, ENGLISH, speak
 from telemetry.sim.door import Ask, Door
 from telemetry.sim.journal_workload import recorded_of
+from telemetry.sim.whatif_result import WhatifResult
 from tests.telemetry.sim.recordings import config_of, record
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
@@ -170,3 +173,72 @@ def test_the_sentence_in_chinese(own_door: Door, journal: Path) -> None:
         assert frames.sentence(found.result).startswith("策略 fcfs 而不是 lpm：TBT p99 从 ")
     finally:
         speak(ENGLISH)
+
+
+@pytest.fixture(scope="module")
+def compared(own_door: Door, journal: Path) -> WhatifResult:
+    """A smaller chunk: clear in the gaps between tokens."""
+    found = own_door.start(Ask.of(journal, {"scheduler.chunked_prefill_size": "128"})).wait(60.0)
+    assert found.result is not None
+    return found.result
+
+
+@pytest.mark.parametrize(
+    ("error", "clear", "said"),
+    [
+        (0.0, True, None),
+        (
+            -0.56,
+            True,
+            "the simulator is off by 56\u00a0% here, more than this change: take the direction, not the number)",
+        ),
+        (-0.56, False, "off by 56\u00a0% here, more than this change: no finding)"),
+    ],
+)
+def test_a_change_within_the_simulators_error_is_hedged_where_it_is_told(
+    compared: WhatifResult, error: float, clear: bool, said: str | None
+) -> None:
+    figures = [
+        one.model_copy(update={"model_error": error, "is_within_error": error != 0, "is_clear": clear})
+        for one in compared.compared
+        if one.name == "tbt_p99"
+    ]
+    result = compared.model_copy(update={"compared": tuple(figures)})
+    sentence = frames.sentence(result)
+    cell = frames.compared_table(result).rows[0]["cells"][-1]
+    if said is None:
+        assert "off by" not in sentence
+        assert "more than" not in cell
+    else:
+        assert said in sentence
+        assert cell == "\u221256.0\u00a0%: more than the change"
+
+
+def test_steps_beyond_the_fit_are_told_in_words_for_each_run(compared: WhatifResult) -> None:
+    beyond = {
+        "steps": 690,
+        "steps_outside": 7,
+        "share_outside": 0.01,
+        "most_outside": "decode_context",
+        "most_asked": 1_249,
+        "most_fitted": 1_190,
+    }
+    result = compared.model_copy(update={"cost_after": compared.cost_after.model_copy(update=beyond)})
+    assert frames.cost_notes(result)[-1] == (
+        "After: 7 of 690 steps (1\u00a0% of the time) are beyond what the cost model was fitted on; most of them by "
+        "K/V tokens that decode rows read: up to 1\u202f249, fitted up to 1\u202f190."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.21, 0.49], [0.2, 0.5]),
+        ([0.3], [0.2, 0.5]),
+        ([0.2, 0.2], [0.1, 0.2, 0.5]),
+        ([0.009, 0.11], [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]),
+        ([], [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]),
+    ],
+)
+def test_a_log_axis_of_times_has_ticks_on_both_sides_of_its_values(values: list[float], ticks: list[float]) -> None:
+    assert charts_whatif.ticks(pd.Series(values, dtype=float)) == ticks
