@@ -10,7 +10,8 @@ one slice at most. Where a queue grows all the same, the engine is busy without 
 breaks, and above half the capacity each plan gives way for GIVE_WAY_S, unless the worker stands still.
 
 A full queue drops the newest event and counts it. Whatever the listener raises is counted and logged at a bounded
-rate, never raised.
+rate, never raised. What is no fault but an end (`SystemExit`) ends the worker: that is counted and logged too, what
+comes then is dropped, and nobody is told that he caught up.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _BATCH: Final = 8
 _WORTH_A_RING: Final = 96
 #: As many waiting events are no delay but a backlog: no more breaks.
 _BACKLOG: Final = 4_096
+#: How often a close that takes long says what is left, and looks how far it is.
+CLOSE_LOG_EVERY_S: Final = 5.0
+CLOSE_LOOK_S: Final = 0.05
 #: How long a worker that has its turn may stand before the others go on without one.
 TURN_S: Final = 0.02
 
@@ -165,12 +169,15 @@ class BufferedSink:
         self._settled = 0
         self._hurried = 0
         self._closing = False
+        #: Ended in order: all was delivered, and the listener closed. A worker that died, or was given up, never is.
+        self._has_ended = False
+        self._given_up = False
         #: Held while nobody rings.
         self._bell = threading.Lock()
         self._bell.acquire()
         self._drained = threading.Condition()
         self._rounds = 0
-        self._thread = threading.Thread(target=self._work, name=f"admitscope-{component}", daemon=True)
+        self._thread = threading.Thread(target=self._live, name=f"admitscope-{component}", daemon=True)
         self._thread.start()
 
     def emit(self, event: AnyEvent) -> None:
@@ -209,7 +216,7 @@ class BufferedSink:
         """The same, and the listener is flushed again even if nothing was new."""
         # The round under way may have looked at the queue already: the one after it counts.
         target = self._rounds + 2
-        return self._await(lambda: self._rounds >= target, timeout_s)
+        return self._await(lambda: self._has_ended or self._rounds >= target, timeout_s)
 
     def _await(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
         if is_done():
@@ -224,14 +231,50 @@ class BufferedSink:
                         return is_done()
             finally:
                 self._hurried -= 1
-        return True
+        return is_done()
 
-    def close(self, timeout_s: float = 10.0) -> bool:
-        """Deliver what waits, close the listener, end the thread. False when it did not end in `timeout_s`."""
+    @property
+    def lost(self) -> int:
+        """Events that were taken over and never reached the listener; those that still wait among them."""
+        return self._accepted - self._delivered
+
+    def close(self, timeout_s: float = 10.0, *, most_s: float | None = None) -> bool:
+        """Deliver what waits, close the listener, end the thread. False when that failed; a log line says what is lost.
+
+        timeout_s  longest wait while nothing is delivered
+        most_s     longest wait in all, as long as something is; None: as `timeout_s`
+        """
         self._closing = True
+        self._given_up = False  # closing once more goes on where the last try gave up
         self._ring()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        began = moved = told = time.monotonic()
+        delivered, most_s = self._delivered, timeout_s if most_s is None else most_s
+        while self._thread.is_alive():
+            now = time.monotonic()
+            if self._delivered != delivered:
+                delivered, moved = self._delivered, now
+            if now - moved >= timeout_s or now - began >= most_s:
+                break
+            if now - told >= CLOSE_LOG_EVERY_S:
+                told = now
+                left_s = most_s - (now - began)
+                _LOG.warning("%s: %d events still to be written; given up in %.0f s", self._name, self.lost, left_s)
+            self._thread.join(CLOSE_LOOK_S)
+        if not self._has_ended:
+            self._give_up(time.monotonic() - began)
+        return self._has_ended
+
+    def _give_up(self, waited_s: float) -> None:
+        """Stop the worker at its next event, so that what is lost can be counted, and say it."""
+        self._given_up = True
+        self._thread.join(TURN_S)
+        if not self._has_ended:
+            words = "%s: %d of %d events are lost: not written %.1f s after the end, %d more were dropped before"
+            _LOG.error(words, self._name, self.lost, self._accepted, waited_s, self._dropped)
+
+    @property
+    def _name(self) -> str:
+        return self._errors.component
 
     def _ring(self) -> None:
         """Wake the worker; any thread."""
@@ -241,8 +284,16 @@ class BufferedSink:
             except RuntimeError:  # another thread rang in between
                 return
 
+    def _live(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # an end that a listener asks for (SystemExit) is no reason to be silent
+            # First: what comes from here on is dropped and counted, for nobody takes it.
+            self._closing = True
+            self._errors.record(error, f"working: its thread has ended, with {self.lost} events not delivered")
+
     def _work(self) -> None:
-        while True:
+        while not self._given_up:
             closing = self._closing
             self._bell.acquire(timeout=0 if closing else self._period_s)
             self._take_turn()
@@ -255,8 +306,11 @@ class BufferedSink:
             self.cpu_ns = time.thread_time_ns()
             if closing:
                 break
+        if self._given_up:
+            return  # a journal that is cut must not end as if it were whole
         if isinstance(self._sink, Closable):
             self._guard(self._sink.close, "closing")
+        self._has_ended = True
 
     def _take_turn(self) -> None:
         """Drain the queue, one worker after another."""
@@ -276,7 +330,7 @@ class BufferedSink:
         queue, waiting = self._queue, len(self._queue)
         takes_many = self._sink.take if isinstance(self._sink, TakesMany) else None
         began = time.perf_counter_ns()
-        while waiting:
+        while waiting and not self._given_up:
             events = [queue.popleft() for _ in range(min(waiting, _BATCH))]
             waiting -= len(events)
             if takes_many is not None:
@@ -290,6 +344,8 @@ class BufferedSink:
 
     def _emit(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
+            if self._given_up:
+                return
             try:
                 self._sink.emit(event)
             except Exception as error:  # whatever a listener raises must not end its thread

@@ -66,7 +66,12 @@ def check(
         judge.is_alone = True
         judge.hear_rest(tape, _Folded(reader) if divergence is not None else None)
     audited = judge.audit(_read(snapshot)) if snapshot is not None else None
-    return judge.report(divergence, comparer.missing, torn=str(reader.torn) if reader.torn else None, audited=audited)
+    ends = None
+    if reader.torn is not None:
+        ends = f"the journal ends before its time: {reader.torn}"
+    elif reader.open_end is not None and not judge.is_done:
+        ends = f"the journal has no clean end, and nothing behind it was judged: {reader.open_end}"
+    return judge.report(divergence, comparer.missing, ends=ends, audited=audited)
 
 
 def _read(path: Path) -> SchedulerSnapshot:
@@ -216,7 +221,7 @@ class _Judge:
         divergence: Divergence | None,
         missing: EventsMissingRecord | None,
         *,
-        torn: str | None,
+        ends: str | None,
         audited: bool | None,
     ) -> CheckReport:
         """All of it."""
@@ -233,8 +238,8 @@ class _Judge:
             )
         if missing is not None:
             notes.append(f"{missing.missing} events after seq {missing.after_seq} never reached the journal")
-        if torn is not None:
-            notes.append(f"the journal ends before its time: {torn}")
+        if ends is not None:
+            notes.append(ends)
         if audited is False:
             notes.append("the snapshot was not audited: the record ends inside a step")
         if self._checker.internal_errors:

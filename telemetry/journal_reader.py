@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 
 
+_CHECKPOINT: Final = b'{"type":"checkpoint"'
 _START: Final = b'{"type":"EngineStarted"'
 
 
@@ -104,12 +105,15 @@ class JournalReader:
 
     header  of the first segment
     torn    set by the latest complete reading when the journal ends in a damaged line
+    open_end  set by the latest complete reading when the last line is whole, but is not the checkpoint with which a
+              writer closes a journal: it was cut there, or is still being written. Why, in words
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = segment_files(path)
         self.torn: TornTail | None = None
+        self.open_end: str | None = None
         self.header = self._header_of(self.files[0], 0)
 
     def records(self, *, without: tuple[str, ...] = ()) -> Iterator[Record]:
@@ -128,7 +132,7 @@ class JournalReader:
 
     def read(self, decoded: Callable[[bytes], _T]) -> Iterator[tuple[Line, _T]]:
         """Every line with what `decoded` makes of it; it raises RecordError for what it cannot read."""
-        self.torn = None
+        self.torn = self.open_end = None
         starts = 0
         lines = self._lines()
         line = next(lines, None)
@@ -146,6 +150,8 @@ class JournalReader:
             if line.raw.startswith(_START):
                 starts += 1
                 self._check_start(line, starts)
+            if following is None and self.torn is None and not line.raw.startswith(_CHECKPOINT):
+                self.open_end = f"{line} is no closing checkpoint: the record was cut here, or is still being written"
             yield line, value
             line = following
 

@@ -65,10 +65,11 @@ class Instance:
     def checker(self) -> InvariantChecker:
         return self.checking.checker
 
-    def close(self) -> None:
-        """After the engine thread has ended: write what waits, give memory back."""
-        self.listeners.close()
+    def close(self) -> bool:
+        """After the engine thread has ended: write what waits, give memory back. False: a file lacks some of it."""
+        is_whole = self.listeners.close()
         self.executor.close()
+        return is_whole
 
 
 def build_instance(command: ServeCommand, *, executor: Executor | None = None, clock: Clock | None = None) -> Instance:
@@ -146,7 +147,8 @@ def version() -> str:
 def serve(command: ServeCommand) -> int:
     """Serve until SIGINT or SIGTERM. Raises ConfigError or ModelFormatError before that.
 
-    Returns the exit status: 0 after a drain, 1 when a second signal cut it short or the engine had stopped by itself.
+    Returns the exit status: 0 after a drain, 1 when a second signal cut it short, the engine had stopped by itself, or
+    a journal or table could not be written to its end.
     """
     correlation = set_up(command.log_format)
     server = command.server
@@ -164,8 +166,8 @@ def serve(command: ServeCommand) -> int:
             with _signals_left_to_the_server():
                 uvicorn_server.run(sockets=[listener])
         finally:
-            instance.close()
-    return int(uvicorn_server.was_hurried or bool(instance.engine_thread.status.dead))
+            is_whole = instance.close()
+    return int(not is_whole or uvicorn_server.was_hurried or bool(instance.engine_thread.status.dead))
 
 
 def _announce(instance: Instance, command: ServeCommand, listener: socket.socket) -> None:

@@ -33,6 +33,8 @@ from telemetry.spans.sink import SpanSink
 
 #: Longest that a scrape, or an audit of metrics, waits for what was published before it.
 CATCH_UP_S: Final = 0.1
+#: Longest that the end waits for each file to be written, as long as it grows.
+WRITE_OUT_S: Final = 60.0
 
 
 class Listeners:
@@ -111,13 +113,19 @@ class Listeners:
         self.checking.attach(engine, engine_thread, self.metrics, self._span_sink)
         self.exposition.warm()
 
-    def close(self) -> None:
-        """After the engine thread has ended: write what waits."""
+    def close(self) -> bool:
+        """After the engine thread has ended: write what waits. False when a file lacks some of it; the log says so."""
         self.checking.close()
+        is_whole = True
         for queue in self.queues:
-            queue.close()
+            if isinstance(queue, SharedSink):
+                queue.close()
+            else:
+                # A disk that is slow but writes is waited for: the record is what remains of the run.
+                is_whole &= queue.close(most_s=WRITE_OUT_S)
         if self._request_log is not None:
             self._request_log.close()
+        return is_whole
 
     def trace_of(self, rid: str) -> str:
         """Trace id of a request that lives or whose response is on the way; "" of any other. Any thread."""

@@ -80,6 +80,7 @@ def replay(path: Path) -> ReplayReport:
         responses=comparer.responses,
         unchecked=unchecked,
         torn=str(reader.torn) if reader.torn else None,
+        open_end=reader.open_end,
         note=f"{missing.missing} events after seq {missing.after_seq} never reached the journal" if missing else "",
         divergence=divergence,
     )

@@ -50,6 +50,7 @@ class ReplayReport(BaseModel):
     checkpoints  recorded hashes that agreed
     responses    records of answers sent: the HTTP layer's, which no replay makes
     unchecked    recorded events after the last input (a step cut off in the middle): nothing to compare them with
+    open_end     why the journal has no clean end, where its last line is whole: events may be missing behind it
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,6 +63,7 @@ class ReplayReport(BaseModel):
     responses: int = 0
     unchecked: int = 0
     torn: str | None = None
+    open_end: str | None = None
     note: str = ""
     divergence: Divergence | None = None
 
@@ -109,6 +111,8 @@ def render(report: ReplayReport) -> str:
         out.append(f"not replayed further: {report.note}")
     if report.torn:
         out.append(f"the journal ends early: {report.torn}")
+    if report.open_end:
+        out.append(f"the journal has no clean end: {report.open_end}")
     if report.unchecked:
         out.append(f"{report.unchecked} events of a step that was cut off have nothing to be compared with")
     return "\n".join(out)

@@ -57,6 +57,11 @@ class SharedSink:
         self.close = self._queue.close
 
     @property
+    def lost(self) -> int:
+        """Events that were taken over and never reached the listeners."""
+        return self._queue.lost
+
+    @property
     def cpu_ns(self) -> int:
         """Processor time of the worker."""
         return self._queue.cpu_ns
@@ -66,8 +71,16 @@ class SharedSink:
         return tuple(sink.component for sink in self._several.sinks)
 
     def stats(self) -> Iterator[SinkStats]:
-        """For each listener: the counters of the queue, which are those of all, and its own errors."""
+        """For each listener: the counters of the queue, which are those of all, and its own errors.
+
+        An error of the queue is the end of the worker, which is an error of each.
+        """
         queue = self._queue.stats()
         for sink in self._several.sinks:
             own = sink.stats()
-            yield msgspec.structs.replace(queue, component=own.component, errors=own.errors, last_error=own.last_error)
+            yield msgspec.structs.replace(
+                queue,
+                component=own.component,
+                errors=own.errors + queue.errors,
+                last_error=queue.last_error or own.last_error,
+            )

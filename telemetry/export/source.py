@@ -72,6 +72,8 @@ def feed(path: Path, hear: Hear) -> Told:
         told.notes.append(f"{heard.missing} events never reached the journal")
     if reader.torn is not None:
         told.notes.append(f"the journal ends before its time: {reader.torn}")
+    elif reader.open_end is not None and not heard.is_done:
+        told.notes.append(f"the journal has no clean end: {reader.open_end}")
     return told
 
 

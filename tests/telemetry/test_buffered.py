@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.events import AnyEvent, RecordingSink
+from telemetry import buffered
 from telemetry.buffered import BufferedSink, ErrorLog
 from telemetry.isolation import IsolatedSink
 from telemetry.journal import JournalSink
@@ -213,3 +214,74 @@ def test_the_error_log_says_what_it_left_out(caplog: pytest.LogCaptureFixture) -
             silent.record(ValueError("x"), "writing")
     assert (log.count, silent.count) == (3, 3)
     assert len(caplog.records) == 4
+
+
+class Slow(RecordingSink):
+    """Takes an event each time it is allowed to, and says when it was closed."""
+
+    def __init__(self, allowed: int) -> None:
+        super().__init__()
+        self.allowed = threading.Semaphore(allowed)
+        self.is_closed = False
+
+    def emit(self, event: AnyEvent) -> None:
+        assert self.allowed.acquire(timeout=30)
+        super().emit(event)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_what_a_close_could_not_deliver_is_counted_and_said(numbered: Any, caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow(3)
+    sink = BufferedSink(slow, "journal", period_s=0.001)
+    for step in range(10):
+        sink.emit(numbered.planned(step))
+    with caplog.at_level(logging.WARNING, "admitscope.telemetry"):
+        assert not sink.close(timeout_s=0.2)
+    assert sink.lost == 7
+    assert [record.getMessage()[:41] for record in caplog.records] == ["journal: 7 of 10 events are lost: not wri"]
+    assert not slow.is_closed, "a journal that is cut gets no end of its own"
+    for _ in range(7):
+        slow.allowed.release()
+    assert sink.close(), "what was given up is taken up again"
+    assert (sink.lost, len(slow.events), slow.is_closed) == (0, 10, True)
+
+
+def test_a_close_waits_as_long_as_something_is_delivered_and_says_what_is_left(
+    numbered: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffered, "CLOSE_LOG_EVERY_S", 0.0)
+    slow = Slow(0)
+    sink = BufferedSink(slow, "journal", period_s=0.001)
+    for step in range(4):
+        sink.emit(numbered.planned(step))
+    ended: list[bool] = []
+    closing = threading.Thread(target=lambda: ended.append(sink.close(timeout_s=20, most_s=60)))
+    with caplog.at_level(logging.WARNING, "admitscope.telemetry"):
+        closing.start()
+        for _ in range(4):
+            slow.allowed.release()
+        closing.join(30)
+    assert (ended, len(slow.events), sink.lost) == ([True], 4, 0)
+    assert "journal: 4 events still to be written; given up in 60 s" in caplog.text
+    assert "lost" not in caplog.text
+
+
+def test_a_worker_that_died_is_counted_and_nobody_is_told_that_he_caught_up(
+    numbered: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = BufferedSink(Judge(SystemExit()), "journal", period_s=0.001)
+    with caplog.at_level(logging.ERROR, "admitscope.telemetry"):
+        for step in range(5):
+            sink.emit(numbered.planned(step))
+        assert not sink.catch_up(30)
+        assert not sink.flush(30)
+        taken = sink.stats().accepted
+        sink.emit(numbered.planned(5))
+        assert not sink.close()
+    stats = sink.stats()
+    assert (stats.delivered, stats.errors, stats.last_error) == (0, 1, "SystemExit: ")
+    assert (stats.accepted, stats.dropped) == (taken, 6 - taken), "nothing is queued for nobody"
+    assert "journal failed while working: its thread has ended" in caplog.text
+    assert f"journal: {taken} of {taken} events are lost" in caplog.text

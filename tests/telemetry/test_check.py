@@ -138,6 +138,18 @@ def test_a_hole_is_no_broken_law_but_is_said(tmp_path: Path) -> None:
     assert "never reached the journal" in report.notes[0]
 
 
+def test_a_record_that_was_cut_at_a_whole_line_is_said_to_have_no_clean_end(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    report = check(path)
+    assert report.verdict == "held"
+    (note,) = report.notes
+    assert note.startswith("the journal has no clean end, and nothing behind it was judged: ")
+    assert f"run.jsonl:{len(lines) - 1} is no closing checkpoint" in note
+    assert check(path, until_step=3).notes == (), "what was asked for ends before"
+
+
 def test_the_report_names_the_first_and_counts_the_rest(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", fault_named("an admission charged twice"))
     report = check(path, limit=1)

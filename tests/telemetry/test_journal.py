@@ -356,3 +356,18 @@ def test_devices_and_endless_lines_are_no_journals(tmp_path: Path, monkeypatch: 
     path.write_bytes(b"x" * 5000)
     with pytest.raises(JournalError, match=r"weights\.bin:1: longer than 1000 bytes"):
         JournalReader(path)
+
+
+def test_a_journal_that_was_not_closed_says_that_its_end_is_open(numbered: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    sink = JournalSink(path)
+    sink.emit(numbered.started())
+    sink.emit(numbered.planned(1))
+    sink.flush()
+    reader = JournalReader(path)
+    assert len(list(reader.records())) == 3
+    assert (reader.torn, reader.open_end is not None) == (None, True)
+    assert f"{path}:3 is no closing checkpoint" in str(reader.open_end)
+    sink.close()
+    assert len(list(reader.records())) == 4
+    assert (reader.torn, reader.open_end) == (None, None)

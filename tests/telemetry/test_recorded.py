@@ -126,6 +126,16 @@ def test_a_torn_journal_is_shown_up_to_its_end_with_a_note(tmp_path: Path) -> No
     assert source.status().step == told.steps[1] > 100
 
 
+def test_a_journal_that_was_cut_at_a_whole_line_is_shown_with_a_note(tmp_path: Path) -> None:
+    lines = gzip.decompress(JOURNAL.read_bytes()).splitlines(keepends=True)
+    notes = []
+    for kept in (lines, lines[:400]):
+        path = tmp_path / f"{len(kept)}.jsonl"
+        path.write_bytes(b"".join(kept))
+        notes.append(" ".join(Recording(path, in_background=False).progress().notes))
+    assert ["no clean end" in note for note in notes] == [False, True]
+
+
 @pytest.mark.parametrize("text", [b"", b"no journal\n", b'{"type":"header"}\n'])
 def test_what_is_no_journal_is_an_error_and_no_place(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "x.jsonl"

@@ -130,6 +130,16 @@ def test_a_torn_journal_replays_up_to_the_tear(tmp_path: Path, recorded: Any, cu
         assert report.torn is not None
 
 
+def test_a_journal_that_was_cut_at_a_whole_line_has_no_clean_end(tmp_path: Path, recorded: Any) -> None:
+    path, _ = recorded(*RUNS[2])
+    assert replay(path).open_end is None
+    lines = path.read_bytes().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:-1]))
+    report = replay(tmp_path / "cut.jsonl")
+    assert (report.verdict, report.torn) == ("identical", None)
+    assert f"the journal has no clean end: {report.open_end}" in render(report)
+
+
 def altered(path: Path, target: Path, kind: str, change: dict[str, Any]) -> int:
     """Copy the journal with `change` made to the middle one of its lines of `kind`; returns the line's number."""
     lines = path.read_bytes().splitlines(keepends=True)

@@ -219,3 +219,23 @@ def test_a_first_byte_waits_for_the_events_that_came_before_it() -> None:
     request = metrics.timeline.emitting["late"]
     assert request.ttft_ns is not None
     assert request.first_byte_ns == written_ns
+
+
+class Ending(RecordingSink):
+    """Asks its thread to end."""
+
+    def emit(self, event: AnyEvent) -> None:
+        raise SystemExit
+
+
+def test_the_end_of_the_shared_worker_is_an_error_of_each_and_no_scrape_is_fresh(numbered: Any) -> None:
+    metrics = MetricsSink(clock=VirtualClock())
+    sink = SharedSink([("metrics", metrics), ("read_model", Ending()), ("spans", RecordingSink())])
+    metrics.catch_up = lambda: sink.catch_up(30)
+    sink.emit(numbered.started())
+    assert not metrics.catch_up(), "an audit compares nothing then"
+    assert {stats.component: stats.errors for stats in sink.stats()} == {"metrics": 1, "read_model": 1, "spans": 1}
+    text = Exposition(metrics, sinks=sink.stats).text()
+    assert 'admitscope_telemetry_errors_total{component="read_model"} 1' in text
+    assert not sink.close()
+    assert sink.lost == 1
