@@ -76,11 +76,17 @@ def run(url: str, *, cases: int, seed_: int = 0, progress: Progress | None = Non
 
     for index, operation in enumerate(operations):
         is_post = operation.method == "post"
-        share = -(-(cases - report.cases) // (len(operations) - index)) if is_post else max(2, cases // _SPARSE)
-        for mode, examples in ((GenerationMode.POSITIVE, share - share // 3), (GenerationMode.NEGATIVE, share // 3)):
+        share = -(-(cases - report.cases) // (len(operations) - index)) if is_post else cases // _SPARSE
+        for mode, examples in modes_of(share):
             _play(operation, mode, examples, model, seed_, report, advance)
     report.wall_s = time.monotonic() - began
     return report
+
+
+def modes_of(share: int) -> tuple[tuple[GenerationMode, int], ...]:
+    """How many valid and how many invalid cases of an operation's share: a third invalid, and one of each at least."""
+    invalid = max(share // 3, 1)
+    return (GenerationMode.POSITIVE, max(share - invalid, 1)), (GenerationMode.NEGATIVE, invalid)
 
 
 def _play(

@@ -22,8 +22,8 @@ class SimCommand(SubCommand):
     wrongly. Nothing leaves this machine.
 
     examples:
-      admitscope sim azure-conv --limit 500
-      admitscope sim azure-conv --limit 500 --set chunked_prefill_size=512 --set schedule_policy=fcfs --json
+      admitscope sim azure-conv --limit 500 --cost h200-8b
+      admitscope sim azure-conv --limit 500 --cost h200-8b --set chunked_prefill_size=512 --json
       admitscope sim mooncake --cost h200-8b --rate-scale 0.5 --journal sims
       admitscope sim journals/RUN.jsonl --concurrency 16
     """
