@@ -58,7 +58,7 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
         with st.container(horizontal=True, vertical_alignment="center", width="content", key="pace"):
             frame.place_switch(viewer)
             download = st.container(width="content", key="download")
-            frame.pace(viewer)
+            frame.pace(viewer, moves=view.group != "learn")
     if view.group != "learn":
         frame.scrub_bar(viewer, look)
     if viewer.run_every_s != every_s:

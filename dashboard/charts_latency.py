@@ -147,7 +147,11 @@ def first_chart(frame: pd.DataFrame, objective: pd.DataFrame, colours: Palette, 
     label = base.mark_text(align="right", baseline="bottom", dy=-3, color=colours.text, fontSize=12).encode(
         x=alt.value("width"), text="words:N"
     )
-    return alt.LayerChart(layer=(points, rule, label), height=height, padding=PADDING)
+    # Points may lie under the words: they are written on a rim of the page's colour.
+    rim = label.mark_text(
+        align="right", baseline="bottom", dy=-3, fontSize=12, stroke=colours.page, strokeWidth=5, strokeJoin="round"
+    )
+    return alt.LayerChart(layer=(points, rule, rim, label), height=height, padding=PADDING)
 
 
 def decile_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 190) -> alt.LayerChart:

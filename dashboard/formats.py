@@ -87,9 +87,11 @@ def rate(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> tuple[str, str]:
-    """A duration as (number, unit): ("12.4", "ms"), ("1.25", "s"), ("3:20", "min"), ("2:05", "h")."""
+    """A duration as (number, unit): ("67.0", "µs"), ("12.4", "ms"), ("1.25", "s"), ("3:20", "min"), ("2:05", "h")."""
     if value is None:
         return NOTHING, ""
+    if 0 < value < 0.0000995:
+        return f"{value * 1e6:.1f}", "µs"
     if value < 0.0995:
         return (f"{value * 1e3:.1f}" if value < 0.00995 else f"{value * 1e3:.0f}"), "ms"
     if value < 0.9995:

@@ -41,9 +41,14 @@ def place_switch(viewer: Viewer) -> None:
     )
 
 
-def pace(viewer: Viewer) -> None:
-    """Pause and interval of a live engine, or the speed of a recording; and the language."""
-    if viewer.recording is None:
+def pace(viewer: Viewer, *, moves: bool = True) -> None:
+    """Pause and interval of a live engine, or the speed of a recording; and the language.
+
+    moves  False: a view that neither follows an engine nor a recording has the language only
+    """
+    if not moves:
+        pass
+    elif viewer.recording is None:
         pause = box_key("pause", viewer.is_paused)
         st.toggle(
             t("Pause"),
@@ -205,7 +210,8 @@ def fleet(viewer: Viewer) -> None:
 def download_box(view: str) -> None:
     """The tables of the open view as files."""
     tables = {name: table for name, table in downloads.drawn().items() if table.rows}
-    with st.popover(t("Download"), disabled=not tables, width="content"):
+    why = None if tables else t("This view shows no table with rows now.")
+    with st.popover(t("Download"), disabled=not tables, width="content", help=why):
         st.caption(t("Tables as they are shown now, as CSV."))
         for name, table in tables.items():
             st.download_button(

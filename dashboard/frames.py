@@ -180,6 +180,20 @@ def queue_frame(queue: QueueAnswer) -> pd.DataFrame:
     )
 
 
+def ranked_requests(rows: Sequence[RequestRow], by: str) -> list[RequestRow]:
+    """Requests in one of the orders of lanes: "arrival" (latest first), "ttft" (slowest) or "waiting" (longest).
+
+    A request without a first token counts with its time so far; the order of equals is that of `rows`.
+    """
+
+    def rank(row: RequestRow) -> float:
+        if by == "ttft":
+            return (row.duration_s or 0.0) if row.ttft_s is None else row.ttft_s
+        return (row.queue_s or 0.0) if by == "waiting" else row.accepted_wall_s
+
+    return sorted(rows, key=rank, reverse=True)
+
+
 def requests_frame(rows: Sequence[RequestRow]) -> pd.DataFrame:
     """One row per request, in the order given."""
     return pd.DataFrame([row.model_dump() for row in rows], columns=list(RequestRow.model_fields))

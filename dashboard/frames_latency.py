@@ -7,7 +7,7 @@ blockers together; refused continuations count with the blockers, not with `betw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
@@ -109,17 +109,39 @@ def queue_sentence(told: LatencyBreakdown) -> tuple[str, str] | None:
     return headline, numbers
 
 
+def with_order(cause: str, order_ns: Mapping[str, int]) -> str:
+    """A cause in words; `order` with what ended the passes, since that is the limit to lift."""
+    total = sum(order_ns.values())
+    if cause != "order" or not total:
+        return f.words(cause)
+    ranked = sorted(order_ns.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{f.words(reason)} {f.share(ns, total)}" for reason, ns in ranked[:2] if ns)
+    return t("order (passes ended by {reasons})", reasons=told)
+
+
+def _bar(told: LatencyBreakdown, low: float, high: float, count: int, *, late: bool) -> tuple[Any, ...]:
+    return low, high, count, count / told.gaps, late
+
+
 def gap_frame(told: LatencyBreakdown) -> pd.DataFrame:
-    """The histogram of gaps between tokens, [from, to) seconds, from the first bar to the last that has any."""
+    """The histogram of gaps between tokens, [from, to) seconds, from the first bar to the last that has any.
+
+    The bar that the objective falls in is cut there: no bar is both in time and late.
+    """
     bounds, counts = told.gap_bounds_s, told.gap_counts
     if not told.gaps or not bounds:
         return pd.DataFrame([], columns=_GAP_COLUMNS)
     edges = (bounds[0] / _EDGE_RATIO, *bounds, bounds[-1] * _EDGE_RATIO)
     filled = [at for at, count in enumerate(counts) if count]
-    rows = [
-        (edges[at], edges[at + 1], counts[at], counts[at] / told.gaps, edges[at] >= told.gap_objective_s)
-        for at in range(filled[0], filled[-1] + 1)
-    ]
+    rows = []
+    for at in range(filled[0], filled[-1] + 1):
+        low, high, aim = edges[at], edges[at + 1], told.gap_objective_s
+        if low < aim < high:
+            # What is late of this bar is what is late of all, less the bars beyond it.
+            late = min(max(sum(told.late.values()) - sum(counts[at + 1 :]), 0), counts[at])
+            rows += [_bar(told, low, aim, counts[at] - late, late=False), _bar(told, aim, high, late, late=True)]
+        else:
+            rows.append(_bar(told, low, high, counts[at], late=low >= aim))
     return pd.DataFrame(rows, columns=_GAP_COLUMNS)
 
 

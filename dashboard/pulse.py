@@ -43,12 +43,12 @@ def pulse_data(
     """Everything the head shows of `look`. `now_mono_s` is the clock that `look.contact_mono_s` was read from.
 
     goals  objectives for TTFT and TBT
-    whole  with tiles and the mix of reasons; else only the line of facts, for views that stand on their own
+    whole  with facts, tiles and the mix of reasons; else nothing of the source, for views that stand on their own
     """
     status = look.status
     wrong = trouble(look, place)
     return {
-        "facts": _facts(status, place),
+        "facts": _facts(status, place) if whole else [],
         "tiles": _tiles(status, look, goals, place) if whole and status is not None else [],
         "mix": _mix(status, colours, place) if whole else None,
         "age_s": None if look.contact_mono_s is None else max(0.0, now_mono_s - look.contact_mono_s),

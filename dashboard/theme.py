@@ -247,5 +247,9 @@ html[data-admitscope="old"] .st-key-live { opacity: .45; filter: grayscale(.7); 
 .headline li b { display: inline-block; min-width: 4.2rem; font-size: 1.18rem; font-weight: 600; }
 .nothing { display: grid; gap: .25rem; border: 1px dashed var(--ad-line); border-radius: 8px; padding: 1.3rem 1.2rem; }
 .nothing span { color: var(--ad-muted); }
-@media (max-width: 640px) { .stMainBlockContainer { padding: .7rem .8rem 2rem; } }
+@media (max-width: 640px) {
+  .stMainBlockContainer { padding: .7rem .8rem 2rem; }
+  /* All views are in sight: their names wrap, instead of running out of the page. */
+  [data-testid="stButtonGroup"] [role="radiogroup"] { flex-wrap: wrap; overflow: visible; row-gap: .2rem; }
+}
 """

@@ -10,7 +10,7 @@ from dashboard.component_pass import pass_story
 from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer, natural
-from dashboard.views.parts import legend, waiting_for_engine
+from dashboard.views.parts import fitting, legend, waiting_for_engine
 from dashboard.words import t
 from telemetry.observe import PassesAnswer, PassRow
 
@@ -71,7 +71,7 @@ def _steps(viewer: Viewer, passes: PassesAnswer, chosen: PassRow | None) -> None
     groups = frames_pass.pass_groups(passes)
     shown = next((g.newest.step for g in groups if any(row.step == wanted for row in g.rows)), wanted)
     live_table(
-        tables.passes_table(groups, len(passes.passes)),
+        fitting(viewer, tables.passes_table(groups, len(passes.passes))),
         viewer.colours,
         key="passes",
         height=330,

@@ -9,7 +9,7 @@ from dashboard.answers import answer_lines
 from dashboard.components import answers, live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views.parts import legend, request_story, waiting_for_engine
+from dashboard.views.parts import fitting, legend, request_story, waiting_for_engine
 from dashboard.words import mark, t
 from telemetry.observe import LatencyAnswer, QueueAnswer
 
@@ -37,7 +37,7 @@ def _queue(viewer: Viewer, queue: QueueAnswer) -> None:
     st.subheader(t("Waiting queue"), anchor=False)
     rid = viewer.picked_request
     live_table(
-        tables.queue_table(frames.queue_frame(queue), queue.total, viewer.colours),
+        fitting(viewer, tables.queue_table(frames.queue_frame(queue), queue.total, viewer.colours)),
         viewer.colours,
         key="queue",
         # A story below must be in sight without scrolling.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 
 import streamlit as st
 
 from dashboard import formats as f
 from dashboard.session import Viewer, box_key, on_box
+from dashboard.tables import Table
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
 from telemetry.observe import Head
@@ -33,8 +35,7 @@ def choice(
     label          what is chosen, for readers who do not see the page
     unless_chosen  one of `options`; None: the first
     """
-    chosen = viewer.selection(name)
-    value = chosen if chosen is not None and chosen in options else unless_chosen or next(iter(options))
+    value = choice_of(viewer, name, options, unless_chosen=unless_chosen)
     box = box_key(name, value)
     # Said now: Streamlit reads an answer by its label, before the run that follows has a language.
     said = {option: t(text) for option, text in options.items()}
@@ -51,6 +52,12 @@ def choice(
     return value
 
 
+def choice_of(viewer: Viewer, name: str, options: Mapping[str, str], *, unless_chosen: str | None = None) -> str:
+    """What `choice` of the same words stands at, without drawing it."""
+    chosen = viewer.selection(name)
+    return chosen if chosen is not None and chosen in options else unless_chosen or next(iter(options))
+
+
 def read_later(viewer: Viewer, answer: Head) -> None:
     """Says so where `answer` was asked for after the pause began: it may not fit what else is shown."""
     status = viewer.look().status if viewer.is_paused else None
@@ -62,6 +69,13 @@ def read_later(viewer: Viewer, answer: Head) -> None:
                 paused=f.count(status.step),
             )
         )
+
+
+def fitting(viewer: Viewer, table: Table) -> Table:
+    """`table` with advice that fits what is shown: nobody sends requests to a recording."""
+    if table.rows or not viewer.place.is_recorded:
+        return table
+    return replace(table, empty=(table.empty[0], t("Move the slider above to another moment of the recording.")))
 
 
 def waiting_for_engine(viewer: Viewer, error: str | None) -> None:

@@ -9,7 +9,7 @@ from dashboard import frames, frames_lanes, tables
 from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views.parts import choice, waiting_for_engine
+from dashboard.views.parts import choice, choice_of, fitting, waiting_for_engine
 from dashboard.views.story import full_story, lane_picture
 from dashboard.words import mark, t
 from telemetry.observe import EngineStatus, LanesAnswer, RequestsAnswer
@@ -51,15 +51,18 @@ def _list(viewer: Viewer, requests: RequestsAnswer, status: EngineStatus) -> Non
         st.subheader(t("Requests"), anchor=False, width="content")
         which = choice(viewer, "list", _LISTS, label=mark("List"))
     is_live = which == "live"
-    rows = requests.live if is_live else requests.finished
+    # The order that was chosen for the lanes, which is how they are named above.
+    by = choice_of(viewer, "lanes", frames_lanes.ORDERS)
+    rows = frames.ranked_requests(requests.live if is_live else requests.finished, by)
     total = max(sum((status.requests if is_live else status.requests_finished).values()), len(rows))
     what = (
-        t("{n} of {total} live, in order of arrival", n=f.count(len(rows)), total=f.count(total))
+        t("{n} of {total} live", n=f.count(len(rows)), total=f.count(total))
         if is_live
-        else t("{n} of {total} finished, newest first", n=f.count(len(rows)), total=f.count(total))
+        else t("the last {n} of {total} finished", n=f.count(len(rows)), total=f.count(total))
     )
+    what = f"{what} · {t(frames_lanes.ORDERS[by])}"
     live_table(
-        tables.requests_table(frames.requests_frame(rows), viewer.colours, note=what, live=is_live),
+        fitting(viewer, tables.requests_table(frames.requests_frame(rows), viewer.colours, note=what, live=is_live)),
         viewer.colours,
         key=f"requests_{which}",
         height=330,

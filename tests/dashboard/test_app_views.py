@@ -77,6 +77,12 @@ def test_the_requests_view_draws_as_many_lanes_as_were_chosen(page: Page) -> Non
     select(at, lanes="waiting", n="10").run()
     assert "10 of " in captions(at)
     assert len(charts(at)) == 1
+    table = component(at, "live_table", "requests_finished")
+    assert table["note"].endswith("finished · Waited longest")
+    waited = [row["cells"][3][1] for row in table["rows"]]
+    assert waited == sorted(waited, reverse=True)
+    came = [row["cells"][1][1] for row in component(select(at, lanes="arrival").run(), "live_table")["rows"]]
+    assert came == sorted(came, reverse=True), "as the column says that is shown"
 
 
 def test_a_story_has_a_lane_parts_trace_and_the_raw_records(page: Page, engine: FakeEngine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,10 @@ def test_a_lesson_steps_forward_and_back_with_no_engine(page: AppTest) -> None:
     at = page.run()
     assert not at.exception
     assert "Eight requests decode" in shown(at)
+    assert "A, B, C and D come" in shown(at), "nobody waits yet"
+    assert [box.label for box in at.selectbox if box.label in {"Refresh every", "Speed"}] == []
+    (pulse,) = [each for each in at.get("bidi_component") if "pulse" in each.proto.component_name]
+    assert json.loads(pulse.proto.json)["facts"] == []
     at.button("cr_next").click().run()
     arrived = shown(at)
     assert "A joins the queue" in arrived

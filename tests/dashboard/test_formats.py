@@ -13,6 +13,8 @@ from dashboard import formats as f
     ("value", "written"),
     [
         (0.0, "0.0\u00a0ms"),
+        (0.000067018, "67.0\u00a0µs"),
+        (0.0000998, "0.1\u00a0ms"),
         (0.00123, "1.2\u00a0ms"),
         (0.0124, "12\u00a0ms"),
         (0.25, "250\u00a0ms"),

@@ -88,6 +88,13 @@ def test_a_journal_is_shown_at_its_end_and_at_any_step_of_the_address(recorded: 
     assert 120 < step_of(timed) < 855
 
 
+def test_an_empty_queue_of_a_recording_advises_to_move_the_slider(recorded: AppTest, page: Open) -> None:
+    at = read(page("--journal", str(JOURNAL), at="855", view="now"))
+    table = sent(at, "live_table", "queue")
+    assert table["rows"] == []
+    assert table["empty"][1] == "Move the slider above to another moment of the recording."
+
+
 @pytest.mark.parametrize("view", ["now", "admission", "requests", "latency", "kv"])
 def test_every_view_shows_a_recording(recorded: AppTest, page: Open, view: str) -> None:
     at = read(page("--journal", str(JOURNAL), at="200", view=view))

@@ -123,7 +123,15 @@ def test_the_histogram_has_every_gap_once_and_ends_where_gaps_end(told: o.Latenc
 def test_gaps_beyond_both_ends_have_a_bar_of_their_own() -> None:
     frame = fl.gap_frame(breakdown(gap_counts=(3, 0, 0, 1), gaps=4))
     assert (frame["from"].iloc[0], frame["to"].iloc[-1]) == (pytest.approx(0.1 / 1.5), pytest.approx(0.45))
-    assert frame["late"].to_list() == [False, False, False, True]
+    assert frame["late"].to_list() == [False, False, False, True, True]
+
+
+def test_the_bar_that_holds_the_objective_is_cut_there_with_the_late_ones_beyond() -> None:
+    frame = fl.gap_frame(breakdown(gap_counts=(3, 0, 5, 1), gaps=9, late={"kernel": 2, "emit": 1}))
+    assert frame["from"].to_list()[2:4] == [0.2, 0.25]
+    assert frame["to"].to_list()[2:4] == [0.25, 0.3]
+    assert frame["count"].to_list() == [3, 0, 3, 2, 1]
+    assert frame[frame["late"]]["count"].sum() == 3
 
 
 def test_late_tokens_are_told_by_cause_most_frequent_first() -> None:
