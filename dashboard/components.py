@@ -101,7 +101,9 @@ def live_table(
         key=key,
         data={
             "name": key,
-            "columns": [{**column, "label": t(column["label"]), "help": t(column["help"])} for column in table.columns],
+            "columns": [
+                {**column, **{name: t(column[name]) for name in ("label", "unit", "help")}} for column in table.columns
+            ],
             "rows": table.rows,
             "note": table.note,
             "empty": list(table.empty),

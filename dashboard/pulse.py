@@ -98,7 +98,7 @@ def _facts(status: EngineStatus | None, place: Place) -> list[list[str]]:
         [t("policy"), status.policy or f.NOTHING],
         [t("attention"), status.attention_backend],
         [t("pages"), f"{f.count(status.kv_pages.capacity)} × {status.page_size} tok"],
-        ["step", f.count(status.step)],
+        [t("step"), f.count(status.step)],
         [t("up"), f.duration(status.uptime_s)],
         where,
     ]

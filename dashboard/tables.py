@@ -217,7 +217,7 @@ _DECISION_COLUMNS: Final = (
     _column(mark("Selected"), "num", "tok", mark("selected_extend: what this step computes of it")),
     _column(mark("Needs"), "num", "tok"),
     _column(mark("Has"), "num", "tok"),
-    *(_column(f.LEDGER_NAMES[name], "num", "before → after") for name in LEDGERS),
+    *(_column(f.LEDGER_NAMES[name], "num", mark("before → after")) for name in LEDGERS),
     _column(mark("Result"), "text", help_text=mark("the reference's answer: what happens to the next request")),
 )
 
@@ -242,8 +242,11 @@ def decisions_table(decisions: Sequence[DecisionRow], colours: Palette, *, with_
 
 
 def _decisions_note(rows: int, *, with_step: bool) -> str:
-    plural = "" if rows == 1 else "s"
-    return f"{rows} decision{plural}" if with_step else f"{rows} candidate{plural}, in the order examined"
+    if with_step:
+        return t("1 decision") if rows == 1 else t("{n} decisions", n=f.count(rows))
+    if rows == 1:
+        return t("1 candidate, in the order examined")
+    return t("{n} candidates, in the order examined", n=f.count(rows))
 
 
 def _decision_row(decision: DecisionRow, colours: Palette, *, with_step: bool) -> dict[str, Any]:
