@@ -14,6 +14,7 @@ import numpy as np
 from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.frames import page_bytes
+from dashboard.frames_latency import with_order
 from dashboard.words import t
 from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, PassRow, QueueAnswer, TailShare
 
@@ -53,8 +54,9 @@ def _longest(queue: QueueAnswer | None) -> Answer:
     if entry.blocker == "order" and entry.who_stopped:
         why += f" ({f.short_rid(entry.who_stopped)}: {f.words(entry.reason)})"
     elif entry.need is not None and entry.have is not None:
-        unit = "req" if entry.reason in {"rows_exhausted", "prefill_max_reached"} else "tok"
-        why += t(" (needs {need} {unit}, has {have})", need=f.tokens(entry.need), unit=unit, have=f.tokens(entry.have))
+        need, have = f.tokens(entry.need), f.tokens(entry.have)
+        counted = f.counted_test(entry.reason, need, have)
+        why += f" ({counted})" if counted else t(" (needs {need} tok, has {have})", need=need, have=have)
     head = f"{f.short_rid(entry.rid)}, {f.duration(entry.age_s)}:"
     return head, why, {"view": "requests", "list": "live", "rid": entry.rid}
 
@@ -124,7 +126,7 @@ def _queueing(breakdown: LatencyBreakdown | None) -> Answer:
     rest = t("of {time} at p99 (the slowest {n})", time=f.duration(tail.ttft_s), n=f.count(tail.count))
     blocker, most_ns = max(tail.blockers_ns.items(), key=lambda item: item[1], default=("", 0))
     if most_ns and queued:
-        rest += "; " + t("most of the wait: {blocker}", blocker=f.words(blocker))
+        rest += "; " + t("most of the wait: {blocker}", blocker=with_order(blocker, tail.order_ns))
     return f"{f.share(queued, tail.ttft_ns)}", rest, go
 
 

@@ -11,7 +11,8 @@ from typing import Final
 import altair as alt
 import pandas as pd
 
-from dashboard.theme import Palette
+from dashboard.frames_latency import CAUSES
+from dashboard.theme import Palette, cause_colour
 
 PADDING: Final = {"left": 4, "right": 12, "top": 6, "bottom": 2}
 
@@ -100,7 +101,7 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
 
 def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> alt.Chart:
     """Where the time to first token of one request went, from `frames.parts_frame`; seconds."""
-    parts = list(colours.parts)
+    causes = [*CAUSES, "queue"]
     chart: alt.Chart = (
         alt.Chart(frame)
         .mark_bar(stroke=colours.page, strokeWidth=1, cornerRadius=2, height=22)
@@ -112,7 +113,9 @@ def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> a
             ),
             x2="end:Q",
             color=alt.Color(
-                "part:N", scale=alt.Scale(domain=parts, range=[colours.parts[part] for part in parts]), legend=None
+                "part:N",
+                scale=alt.Scale(domain=causes, range=[cause_colour(colours, each) for each in causes]),
+                legend=None,
             ),
             tooltip=[
                 alt.Tooltip("part:N", title="part"),

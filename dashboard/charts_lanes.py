@@ -36,7 +36,7 @@ def work_colours(colours: Palette) -> dict[str, str]:
     """Colours of what is done with a request; no blocker has them."""
     return {
         "prefill": colours.work["chunk_forward"],
-        "decode": colours.work["commit"],
+        "decode": colours.decode,
         "between": colours.work["between_chunks"],
         "intake": colours.work["intake"],
         "late": colours.bad,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from dashboard.words import mark
+from dashboard.words import mark, t
 
 NOTHING: Final = "–"
 THIN: Final = "\u202f"
@@ -134,6 +134,15 @@ def short_rid(rid: str, limit: int = 18) -> str:
         return rid
     head = (limit - 1) * 2 // 3
     return f"{rid[:head]}…{rid[-(limit - 1 - head) :]}"
+
+
+def counted_test(reason: str | None, need: str, have: str) -> str:
+    """The test of a refusal that counts requests; empty for those that compare tokens."""
+    if reason in {"rows_exhausted", "full_flag_set"}:
+        return t("1 more row than max_running_requests leaves: {need} of {have}", need=need, have=have)
+    if reason == "prefill_max_reached":
+        return t("prompt {need} of the batch, prefill_max_requests allows {have}", need=need, have=have)
+    return ""
 
 
 def before_after(before: float | None, after: float | None) -> str:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from dashboard.frames_latency import CAUSES, causes_ns
 from dashboard.words import mark
 from telemetry.observe import (
     PAGE_STATES,
-    TTFT_PARTS,
     DecisionRow,
     EngineStatus,
     LatencyAnswer,
@@ -264,14 +264,21 @@ class PageFacts:
 def parts_frame(timeline: Timeline) -> pd.DataFrame:
     """Time to first token of one request, cut into its parts that took any time, as intervals in seconds.
 
-    Of one that waits the queue is counted so far; the record counts it once it is over.
+    The queue is told by blocker, as on a lane, where the source says it. Of one that waits the queue is counted so far;
+    the record counts it once it is over.
     """
-    known = dict(timeline.parts_ns)
+    known, blockers = dict(timeline.parts_ns), Counter(timeline.blockers_ns)
+    refused_ns = timeline.refused_between_ns
     if not known.get("queue") and timeline.admitted_ns is None:
-        known["queue"] = sum(wait.end_ns - wait.start_ns for wait in timeline.waits)
+        blockers = Counter()
+        for wait in timeline.waits:
+            blockers[wait.blocker] += wait.end_ns - wait.start_ns
+        known["queue"] = blockers.total()
+    if blockers.total() == known.get("queue", 0) + refused_ns:
+        known = causes_ns(known, blockers, refused_ns)
     rows: list[tuple[str, float, float, float]] = []
     at = 0
-    for part in TTFT_PARTS:
+    for part in (*CAUSES, "queue"):
         took = known.get(part, 0)
         if took > 0:
             rows.append((part, at / 1e9, (at + took) / 1e9, took / 1e9))

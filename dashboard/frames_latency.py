@@ -102,7 +102,7 @@ def queue_sentence(told: LatencyBreakdown) -> tuple[str, str] | None:
         most = max(tail.blockers_ns, key=lambda name: tail.blockers_ns[name])
         numbers += " " + t(
             "What held them longest: {blocker} ({why}), {time} on average.",
-            blocker=f.words(most),
+            blocker=with_order(most, tail.order_ns),
             why=t(f.BLOCKER_WORDS.get(most, most)),
             time=f.duration(tail.blockers_ns[most] / tail.count / 1e9),
         )

@@ -219,14 +219,16 @@ def _ending(row: PassRow) -> str:
     rid, reason = f.short_rid(refused.rid), f.words(refused.reason)
     if refused.need is None:
         return t("{rid} was refused: {reason}.", rid=rid, reason=reason)
-    unit = "req" if refused.reason in {"rows_exhausted", "prefill_max_reached", "full_flag_set"} else "tok"
+    need, have = f.tokens(refused.need), f.tokens(refused.have)
+    counted = f.counted_test(refused.reason, need, have)
+    if counted:
+        return t("{rid} was refused: {reason} ({test}).", rid=rid, reason=reason, test=counted)
     return t(
-        "{rid} was refused: {reason}. It needs {need} {unit}, there are {have}.",
+        "{rid} was refused: {reason}. It needs {need} tok, there are {have}.",
         rid=rid,
         reason=reason,
-        need=f.tokens(refused.need),
-        have=f.tokens(refused.have),
-        unit=unit,
+        need=need,
+        have=have,
     )
 
 

@@ -42,14 +42,16 @@ def _column(label: str, kind: str, unit: str = "", help_text: str = "") -> dict[
     return {"label": label, "kind": kind, "unit": unit, "help": help_text}
 
 
-#: Reasons whose test counts requests; the others count tokens.
-_IN_REQUESTS: Final = frozenset({"rows_exhausted", "prefill_max_reached"})
+#: What a test counts, for reasons whose test does not count tokens: one, and many.
+_COUNTED: Final = {"rows_exhausted": ("row", "rows"), "prefill_max_reached": ("prompt", "prompts")}
 
 _QUEUE_COLUMNS: Final = (
     _column("#", "num", help_text=mark("place in the order of the last pass")),
     _column(mark("Request"), "mono"),
     _column(mark("Waits for"), "pill", help_text=mark("the one limit or rule that keeps it waiting now")),
-    _column(mark("Needs"), "num", "tok", mark("what the deciding test asked for; requests where the cell says so")),
+    _column(
+        mark("Needs"), "num", "tok", mark("what the deciding test asked for; rows or prompts where the cell says so")
+    ),
     _column(mark("Has"), "num", "tok", mark("what there was")),
     _column(mark("Age"), "bar", help_text=mark("since it came in; the bar is relative to the oldest")),
     _column(mark("Passed over"), "num", help_text=mark("how often a later request was admitted before it")),
@@ -106,7 +108,8 @@ def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[s
 
 def _tested(value: float | None, reason: str | None) -> str:
     """One side of the test that decided: tokens, as the head says, or requests, which the cell then says itself."""
-    return f"{f.tokens(value)} req" if value is not None and reason in _IN_REQUESTS else f.tokens(value)
+    unit = _COUNTED.get(reason or "")
+    return f.tokens(value) if value is None or unit is None else f"{f.tokens(value)} {unit[value != 1]}"
 
 
 _REQUEST_COLUMNS: Final = (
@@ -218,7 +221,15 @@ _DECISION_COLUMNS: Final = (
     _column(mark("Needs"), "num", "tok"),
     _column(mark("Has"), "num", "tok"),
     *(_column(f.LEDGER_NAMES[name], "num", mark("before → after")) for name in LEDGERS),
-    _column(mark("Result"), "text", help_text=mark("the reference's answer: what happens to the next request")),
+    _column(
+        mark("Result"),
+        "text",
+        help_text=mark(
+            "the reference's answer about the next request. CONTINUE: the pass goes on. NO_TOKEN: K/V memory is spent, "
+            "the pass ends. OTHER: another limit is reached, the pass ends. LAST: a prompt in chunks ends in this "
+            "step. CONTINUES: it goes on in the next."
+        ),
+    ),
 )
 
 

@@ -17,8 +17,8 @@ class Palette:
 
     states    by page state       segments  parts of a ledger bar
     blockers  why a request waits  owners    for the largest owners of pages, in order
-    parts     of time to first token
-    work      the same without `queue`, where its blockers stand beside them: hues that no blocker has
+    work      parts of time to first token; instead of `queue` its blockers stand beside them: hues that no blocker has
+    decode    stretches of decode on a lane
     """
 
     page: str
@@ -33,10 +33,10 @@ class Palette:
     bad: str
     accent: str
     accent_soft: str
+    decode: str
     states: dict[str, str] = field(default_factory=dict)
     segments: dict[str, str] = field(default_factory=dict)
     blockers: dict[str, str] = field(default_factory=dict)
-    parts: dict[str, str] = field(default_factory=dict)
     work: dict[str, str] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
 
@@ -54,6 +54,7 @@ LIGHT: Final = Palette(
     bad="#a8321e",
     accent="#00609b",
     accent_soft="#d7e9f5",
+    decode="#0b5563",
     states={"free": "#e4e8eb", "private": "#0072b2", "protected": "#d55e00", "evictable": "#00936b"},
     segments={
         "running": "#464f58",
@@ -72,25 +73,16 @@ LIGHT: Final = Palette(
         "rows": "#b0568a",
         "prefill_max": "#8464ad",
         "cold_prefix": "#00936b",
-        "order": "#6f7a85",
+        "order": "#858f99",
         "delay": "#8a7a4d",
-        "engine_busy": "#858f99",
-    },
-    parts={
-        "intake": "#6f7a85",
-        "queue": "#d55e00",
-        "prepare": "#b07800",
-        "chunk_forward": "#0072b2",
-        "commit": "#00936b",
-        "between_chunks": "#8464ad",
-        "emit": "#b0568a",
+        "engine_busy": "#4a545e",
     },
     work={
         "intake": "#4f7d2a",
         "prepare": "#8c4a2f",
         "chunk_forward": "#1a2027",
         "between_chunks": "#7b1e5b",
-        "commit": "#0b5563",
+        "commit": "#203a6b",
         "emit": "#5b3fa0",
     },
     owners=(
@@ -120,6 +112,7 @@ DARK: Final = Palette(
     bad="#ff8a73",
     accent="#58b4ea",
     accent_soft="#1d3a4f",
+    decode="#5fb3c4",
     states={"free": "#28313b", "private": "#3f9fdc", "protected": "#ee7f35", "evictable": "#2bb98d"},
     segments={
         "running": "#c3ccd5",
@@ -138,25 +131,16 @@ DARK: Final = Palette(
         "rows": "#d987b5",
         "prefill_max": "#a98bd4",
         "cold_prefix": "#2bb98d",
-        "order": "#93a0ad",
+        "order": "#788694",
         "delay": "#b3a374",
-        "engine_busy": "#788694",
-    },
-    parts={
-        "intake": "#93a0ad",
-        "queue": "#ee7f35",
-        "prepare": "#dba33b",
-        "chunk_forward": "#3f9fdc",
-        "commit": "#2bb98d",
-        "between_chunks": "#a98bd4",
-        "emit": "#d987b5",
+        "engine_busy": "#bcc6d0",
     },
     work={
         "intake": "#8dbb62",
         "prepare": "#c98262",
         "chunk_forward": "#e8edf2",
         "between_chunks": "#b5e0d0",
-        "commit": "#5fb3c4",
+        "commit": "#6f8fe0",
         "emit": "#9aa5ff",
     },
     owners=(

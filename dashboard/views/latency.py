@@ -69,7 +69,7 @@ def _stack(viewer: Viewer, told: LatencyBreakdown) -> None:
         return
     legend(
         [
-            (cause_colour(viewer.colours, cause), f.words(cause), f.share(share, 1.0))
+            (cause_colour(viewer.colours, cause), frames.with_order(cause, whole.order_ns), f.share(share, 1.0))
             for cause, _, share in frames.shares(whole)
             if share >= _SHOWN_SHARE
         ]

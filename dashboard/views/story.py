@@ -10,7 +10,9 @@ from dashboard import charts, charts_lanes, frames, frames_lanes, tables
 from dashboard import formats as f
 from dashboard.components import live_table
 from dashboard.feed import Detail
+from dashboard.frames_latency import with_order
 from dashboard.session import Viewer
+from dashboard.theme import cause_colour
 from dashboard.views.parts import legend, read_later
 from dashboard.words import t
 from telemetry.observe import Lane, RequestDetail, Timeline
@@ -105,7 +107,7 @@ def _where_ttft_went(viewer: Viewer, timeline: Timeline) -> None:
     st.subheader(t("Where its time to first token went · {total}", total=total), anchor=False)
     legend(
         [
-            (viewer.colours.parts[part], f.words(part), f.duration(seconds))
+            (cause_colour(viewer.colours, part), with_order(part, timeline.order_ns), f.duration(seconds))
             for part, seconds in zip(parts["part"], parts["seconds"], strict=True)
         ]
     )

@@ -140,4 +140,4 @@ def test_who_waits_is_told_the_queue_so_far(engine: FakeEngine) -> None:
     waiting = line.model_copy(
         update={"admitted_ns": None, "ttft_ns": None, "parts_ns": {"intake": 10}, "waits": (wait,)}
     )
-    assert frames.parts_frame(waiting).set_index("part")["seconds"].to_dict() == {"intake": 1e-8, "queue": 2.0}
+    assert frames.parts_frame(waiting).set_index("part")["seconds"].to_dict() == {"intake": 1e-8, "chunk": 2.0}

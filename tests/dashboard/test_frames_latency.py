@@ -110,6 +110,14 @@ def test_the_sentence_about_p99_carries_its_numbers() -> None:
     assert fl.queue_sentence(breakdown()) is None
 
 
+def test_the_order_names_what_ended_the_passes() -> None:
+    spent = {"kv_total_exhausted": 9, "chunk_exhausted": 1}
+    said = fl.with_order("order", spent)
+    assert said == "order (passes ended by KV total exhausted 90\u00a0%, chunk exhausted 10\u00a0%)"
+    assert fl.with_order("chunk", spent) == "chunk"
+    assert fl.with_order("order", {}) == "order"
+
+
 def test_the_histogram_has_every_gap_once_and_ends_where_gaps_end(told: o.LatencyBreakdown) -> None:
     frame = fl.gap_frame(told)
     assert frame["count"].sum() == told.gaps > 0

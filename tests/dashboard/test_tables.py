@@ -98,7 +98,7 @@ def test_a_test_that_counts_requests_says_so_beside_tokens() -> None:
         ]
     )
     cells = tables.queue_table(frame, 1, LIGHT).rows[0]["cells"]
-    assert [cells[3], cells[4]] == [["2 req", 2.0], ["1 req", 1.0]]
+    assert [cells[3], cells[4]] == [["2 rows", 2.0], ["1 row", 1.0]]
 
 
 def test_a_word_of_a_newer_engine_is_shown_as_it_is() -> None:

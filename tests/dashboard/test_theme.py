@@ -31,7 +31,7 @@ def test_text_is_legible_on_page_and_surface(colours: Palette, name: str) -> Non
 
 @TONES
 def test_marks_stand_out_from_the_page(colours: Palette) -> None:
-    marks = {**colours.blockers, **colours.parts, **colours.work, "p50": colours.p50, "p99": colours.p99}
+    marks = {**colours.blockers, **colours.work, "decode": colours.decode, "p50": colours.p50, "p99": colours.p99}
     marks |= {name: colour for name, colour in colours.states.items() if name != "free"}
     marks |= {name: colour for name, colour in colours.segments.items() if name != "left"}
     marks |= {f"owner {i}": colour for i, colour in enumerate(colours.owners)}
@@ -52,9 +52,10 @@ def test_page_states_and_ledger_parts_are_told_apart_by_all_eyes(colours: Palett
 def test_every_word_of_the_engine_has_a_colour(colours: Palette) -> None:
     assert set(colours.blockers) == set(BLOCKERS)
     assert set(colours.states) == set(PAGE_STATES)
-    assert set(colours.parts) == set(TTFT_PARTS)
     assert set(colours.work) == set(TTFT_PARTS) - {"queue"}
-    assert not set(colours.work.values()) & set(colours.blockers.values())
+    assert not {*colours.work.values(), colours.decode} & set(colours.blockers.values())
+    assert len({*colours.work.values(), colours.decode}) == len(colours.work) + 1
+    assert contrast(colours.blockers["order"], colours.blockers["engine_busy"]) >= 2, "both are grey"
     assert blocker_colour(colours, "a word of next year") == colours.blockers["order"]
 
 
