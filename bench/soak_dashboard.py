@@ -7,7 +7,8 @@ times as fast as it would run: two hours in two minutes. Every second phase has 
 Latency and K/V pages. Printed for each phase: what a step costs the engine, as CPU time of its thread and as wall time
 (which also counts waiting for the read API's thread, and for others on a shared machine), and the memory of both
 processes. At the end: the ratio of step times with and without viewers, and how much memory the page gained. The first
-two phases warm up and are not counted.
+two phases warm up and are not counted. Streamlit keeps what it knows of a viewer that left for two minutes: a gain that
+ends is that.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ def soak(hours: float, speed: float, phases: int) -> int:
                 memory.append(mib)
             _leave(visits)
             print(
-                f"{phase + 1 if is_warm else 'warm':>5}{len(visits):>9}{cost.hours:>7.2f}{cost.steps:>9,}{cost.cpu_ns / 1e3:>10.0f}"
-                f"{cost.wall_ns / 1e3:>10.0f}{mib:>11.1f}{engine_mib:>13.1f}",
+                f"{phase + 1 if is_warm else 'warm':>5}{len(visits):>9}{cost.hours:>7.2f}{cost.steps:>9,}"
+                f"{cost.cpu_ns / 1e3:>10.0f}{cost.wall_ns / 1e3:>10.0f}{mib:>11.1f}{engine_mib:>13.1f}",
                 flush=True,
             )
     here.send(None)
