@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,84 @@ def test_a_damaged_bundle_is_listed_and_says_so(evidence: tuple[TestClient, Path
     (folder / "half" / "violation.json").write_text(json.dumps([1]))
     rows = observe.EvidenceAnswer.model_validate_json(client.get("/observe/evidence").content).rows
     assert next(row for row in rows if row.id == "half").error
+
+
+ABOUT = {"id": BROKEN, "step": 3, "rid": "r", "expected": "a", "found": "b", "event_seqs": [1]}
+DEEP = "[" * 100_000
+ODD = {
+    "step is 'abc', no whole number": ABOUT | {"step": "abc"},
+    "step is None, no whole number": ABOUT | {"step": None},
+    "step is [1], no whole number": ABOUT | {"step": [1]},
+    "rid is 5, no text": ABOUT | {"rid": 5},
+    "rid is [1], no text": ABOUT | {"rid": [1]},
+    "commands is 'abc', no list": ABOUT | {"commands": "abc"},
+    "commands is None, no list": ABOUT | {"commands": None},
+    "event_seqs is None, no list": ABOUT | {"event_seqs": None},
+    "event_seqs is 5, no list": ABOUT | {"event_seqs": 5},
+    "": ABOUT | {"commands": [1, {"why": 5}], "event_seqs": ["x", 1]},
+}
+
+
+@pytest.mark.parametrize("why", ODD)
+def test_an_odd_bundle_says_what_is_odd_and_shows_the_rest(evidence: tuple[TestClient, Path], why: str) -> None:
+    client, folder = evidence
+    (folder / "odd").mkdir()
+    (folder / "odd" / "violation.json").write_text(json.dumps(ODD[why]))
+    (folder / "odd" / "events.jsonl").write_text('{"type":"X","seq":1,"step":3,"t_ns":5}\n')
+    listed = observe.EvidenceAnswer.model_validate_json(client.get("/observe/evidence").content)
+    assert len(listed.rows) == listed.total > 1
+    row = next(row for row in listed.rows if row.id == "odd")
+    assert (row.error, row.law, row.found) == (why, BROKEN, "b")
+    opened = observe.EvidenceDetail.model_validate_json(client.get("/observe/evidence/odd").content)
+    assert (opened.row.error, [record.seq for record in opened.records]) == (why, [1])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"type":"X","seq":1,"t_ns":1}',
+        '{"type":"X","seq":1,"step":"s","t_ns":1}',
+        '{"type":"X","seq":"a","step":1,"t_ns":1}',
+        '{"type":"X","seq":1,"step":1,"t_ns":null}',
+        '{"type":"X","seq":1,"step":1,"t_ns":1e999}',
+        DEEP,
+        "[1]",
+    ],
+)
+def test_events_that_cannot_be_read_are_counted_and_the_others_shown(
+    evidence: tuple[TestClient, Path], line: str
+) -> None:
+    client, folder = evidence
+    name = next(path.name for path in folder.iterdir())
+    before = observe.EvidenceDetail.model_validate_json(client.get(f"/observe/evidence/{name}").content)
+    assert before.row.error == ""
+    with (folder / name / "events.jsonl").open("a") as file:
+        file.write(line + "\n")
+    opened = observe.EvidenceDetail.model_validate_json(client.get(f"/observe/evidence/{name}").content)
+    assert opened.row.error == "events.jsonl: 1 lines cannot be read"
+    assert (opened.records, opened.records_total) == (before.records, before.records_total)
+
+
+def test_a_deep_description_and_a_pipe_are_named_and_hold_up_nobody(evidence: tuple[TestClient, Path]) -> None:
+    client, folder = evidence
+    for name in ("deep", "pipe", "folder"):
+        (folder / name).mkdir()
+    (folder / "deep" / "violation.json").write_text(DEEP)
+    os.mkfifo(folder / "pipe" / "violation.json")
+    (folder / "folder" / "violation.json").mkdir()
+    rows = observe.EvidenceAnswer.model_validate_json(client.get("/observe/evidence").content).rows
+    errors = {row.id: row.error for row in rows if row.error}
+    assert set(errors) == {"deep", "pipe", "folder"}
+    assert "no regular file" in errors["pipe"]
+    opened = observe.EvidenceDetail.model_validate_json(client.get("/observe/evidence/pipe").content)
+    assert opened.row.error.startswith(errors["pipe"])
+    whole = next(row.id for row in rows if not row.error)
+    for file in ("events.jsonl", "snapshot.json"):
+        (folder / whole / file).unlink()
+        os.mkfifo(folder / whole / file)
+    opened = observe.EvidenceDetail.model_validate_json(client.get(f"/observe/evidence/{whole}").content)
+    assert opened.row.error == "events.jsonl: it is no regular file"
+    assert opened.taken.endswith("it cannot be read: it is no regular file")
 
 
 @pytest.mark.parametrize(
