@@ -27,7 +27,7 @@ KIND_TITLES: Final[dict[Kind, Text]] = {
     "refusal": Text("Refused", "拒绝"),
     "end": Text("The pass ends", "本轮结束"),
     "growth": Text("Growth", "增长"),
-    "eviction": Text("Eviction", "淘汰"),
+    "eviction": Text("Eviction", "驱逐"),
     "retraction": Text("Retraction", "撤回"),
     "preemption": Text("Preemption", "抢占"),
     "commit": Text("Commit", "提交"),
@@ -56,7 +56,7 @@ REASONS: Final[dict[Reason, Text]] = {
     Reason.CHUNK_SLOT_TAKEN: Text("another prompt is being cut already", "已有另一个提示词正在分块"),
     Reason.ROWS_EXHAUSTED: Text("max_running_requests hold memory already", "已有 max_running_requests 个请求占用内存"),
     Reason.SHARES_COLD_PREFIX: Text("it shares a cold prefix with one ahead", "与前面的请求共享尚未缓存的前缀"),
-    Reason.NEVER_FITS: Text("it is larger than the empty pool", "比空的缓存池还大"),
+    Reason.NEVER_FITS: Text("it is larger than the empty pool", "比空的页池还大"),
     Reason.QUEUE_END: Text("everyone was looked at", "队列已全部看完"),
 }
 

@@ -91,7 +91,7 @@ def test_a_link_opens_the_same_moment_in_chinese(page: AppTest) -> None:
     for name, value in {"lesson": "lock-and-eviction", "moment": "6", "lang": "zh-CN", "text": "large"}.items():
         page.query_params[name] = value
     at = page.run()
-    assert "middle 的 4 页被淘汰" in shown(at)
+    assert "middle 的 4 页被驱逐" in shown(at)
     assert "前缀树" in shown(at, "picture")
 
 
