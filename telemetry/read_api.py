@@ -47,8 +47,8 @@ def create_router(
     """
     router = APIRouter()
 
-    async def status() -> Response:
-        return await answer(model.status)
+    async def status(request: Request) -> Response:
+        return await answer(model.status, asked=request)
 
     async def queue(request: Request) -> Response:
         return await answer(lambda: model.queue(number(request, "limit", default=500, most=MAX_LIMIT)))
@@ -56,11 +56,11 @@ def create_router(
     async def passes(request: Request) -> Response:
         return await answer(lambda: model.passes(number(request, "n", default=32, most=KEPT_STEPS)))
 
-    async def latency() -> Response:
-        return await answer(model.latency)
+    async def latency(request: Request) -> Response:
+        return await answer(model.latency, asked=request)
 
-    async def breakdown() -> Response:
-        return await answer(model.breakdown)
+    async def breakdown(request: Request) -> Response:
+        return await answer(model.breakdown, asked=request)
 
     async def lanes(request: Request) -> Response:
         return await answer(lambda: model.lanes(number(request, "n", default=40, most=MAX_LANES)))
@@ -68,14 +68,14 @@ def create_router(
     async def requests(request: Request) -> Response:
         return await answer(lambda: model.requests(number(request, "limit", default=500, most=MAX_LIMIT)))
 
-    async def one(rid: str) -> Response:
-        return await answer(lambda: model.request(rid_of(rid)))
+    async def one(request: Request, rid: str) -> Response:
+        return await answer(lambda: model.request(rid_of(rid)), asked=request)
 
-    async def pages() -> Response:
-        return await answer(model.page_map)
+    async def pages(request: Request) -> Response:
+        return await answer(model.page_map, asked=request)
 
-    async def explain(rid: str) -> Response:
-        return await answer(lambda: model.explain(rid_of(rid)))
+    async def explain(request: Request, rid: str) -> Response:
+        return await answer(lambda: model.explain(rid_of(rid)), asked=request)
 
     routes: tuple[tuple[str, Callable[..., Awaitable[Response]], type[Value], str | None, int], ...] = (
         ("/observe/status", status, EngineStatus, None, 0),

@@ -37,7 +37,7 @@ def only(request: Request, *fields: str) -> None:
     """Raises Refused when another query parameter than `fields` is there."""
     unknown = sorted(set(request.query_params) - set(fields))
     if unknown:
-        name, limit = unknown[0][:64], f"only {', '.join(fields)}"
+        name, limit = unknown[0][:64], f"only {', '.join(fields)}" if fields else "none"
         raise Refused(ObserveError(error=f"unknown parameter {name!r}", field=name, limit=limit))
 
 
@@ -68,10 +68,19 @@ def send(value: Value, status: int = 200) -> Response:
 
 
 async def answer(
-    build: Callable[[], Value | None], *, what: str = "no live or recently finished request", field: str = "rid"
+    build: Callable[[], Value | None],
+    *,
+    asked: Request | None = None,
+    what: str = "no live or recently finished request",
+    field: str = "rid",
 ) -> Response:
-    """What `build` says, made on a worker thread. None is 404: there is no `what` of this `field`."""
+    """What `build` says, made on a worker thread. None is 404: there is no `what` of this `field`.
+
+    asked  the question to a route without query parameters; None: `build` checks its own
+    """
     try:
+        if asked is not None:
+            only(asked)
         value = await run_in_threadpool(build)
     except Refused as refused:
         return send(refused.error, 400)

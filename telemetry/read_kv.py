@@ -28,11 +28,14 @@ def add_kv_routes(router: APIRouter, model: ReadModel) -> None:
     async def tree(request: Request) -> Response:
         return await answer(lambda: _tree(model, request))
 
-    async def pool() -> Response:
-        return await answer(model.pool_over_time)
+    async def pool(request: Request) -> Response:
+        return await answer(model.pool_over_time, asked=request)
 
-    async def page(page: str) -> Response:
-        return await answer(lambda: model.page(whole("page", page, least=0, most=_MOST)), what=_NO_PAGE, field="page")
+    async def page(request: Request, page: str) -> Response:
+        def build() -> PageFact | None:
+            return model.page(whole("page", page, least=0, most=_MOST))
+
+        return await answer(build, asked=request, what=_NO_PAGE, field="page")
 
     asked = [
         query("node", {"type": "integer", "minimum": 0, "maximum": _MOST}),
@@ -62,14 +65,14 @@ def add_kv_routes(router: APIRouter, model: ReadModel) -> None:
 def add_law_routes(router: APIRouter, laws: LawBook) -> None:
     """The routes about the checker."""
 
-    async def all_laws() -> Response:
-        return await answer(laws.laws)
+    async def all_laws(request: Request) -> Response:
+        return await answer(laws.laws, asked=request)
 
-    async def evidence() -> Response:
-        return await answer(laws.evidence)
+    async def evidence(request: Request) -> Response:
+        return await answer(laws.evidence, asked=request)
 
-    async def bundle(bundle: str) -> Response:
-        return await answer(lambda: laws.bundle(bundle), what=_NO_BUNDLE, field="bundle")
+    async def bundle(request: Request, bundle: str) -> Response:
+        return await answer(lambda: laws.bundle(bundle), asked=request, what=_NO_BUNDLE, field="bundle")
 
     router.add_api_route(
         "/observe/laws", all_laws, methods=["GET"], response_model=None, responses=answers(LawsAnswer, missing=None)

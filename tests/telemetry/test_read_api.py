@@ -90,6 +90,19 @@ def test_a_question_out_of_bounds_is_refused_by_name(
     assert (error.field, error.limit) == (field, limit)
 
 
+def test_every_route_refuses_a_parameter_that_it_does_not_know(running: tuple[TestClient, TimedRun]) -> None:
+    client, _ = running
+    paths = [path for path in client.get("/openapi.json").json()["paths"] if path.startswith("/observe/")]
+    assert len(paths) >= 16
+    for path in paths:
+        asked = path.format(rid="runs", page=0, bundle="b")
+        reply = client.get(asked, params={"x": "1"})
+        assert reply.status_code == 400, path
+        error = observe.ObserveError.model_validate_json(reply.content)
+        assert (error.field, error.error) == ("x", "unknown parameter 'x'"), path
+        assert error.limit, path
+
+
 @pytest.mark.parametrize("path", ["/observe/requests/nobody", "/observe/explain/nobody"])
 def test_an_unknown_request_is_not_found(running: tuple[TestClient, TimedRun], path: str) -> None:
     reply = running[0].get(path)
