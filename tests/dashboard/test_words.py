@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,12 @@ def test_no_text_is_built_where_it_is_said() -> None:
 def test_a_translation_has_the_places_of_its_text() -> None:
     wrong = [text for text, said in dictionary(CHINESE).items() if places_of(text) != places_of(said)]
     assert wrong == []
+
+
+def test_chinese_words_have_full_width_punctuation_between_them() -> None:
+    """A half-width mark beside a Chinese word is one that was typed on an English keyboard."""
+    half = re.compile(r"[\u3400-\u9fff][,;:!?(]|[,;:!?)][\u3400-\u9fff]")
+    assert [said for said in dictionary(CHINESE).values() if half.search(said)] == []
 
 
 def test_the_dictionary_is_sorted_by_nobody_but_has_each_text_once() -> None:
