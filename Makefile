@@ -108,7 +108,7 @@ bench-dashboard: $(STAMP)  ## what a view and its answers cost at 100,000 pages,
 screenshots: $(STAMP)  ## pictures of every page, from the real demo, into docs/img (needs Debian's chromium; 5 minutes)
 	$(BIN)/python -m bench.screenshots $(ARGS)
 
-soak-dashboard: $(STAMP)  ## three viewers on two simulated hours: step time with and without them, memory (3 minutes)
+soak-dashboard: $(STAMP)  ## three viewers on two simulated hours: step time with and without them, memory (5 minutes)
 	$(BIN)/python -m bench.soak_dashboard $(ARGS)
 
 bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
