@@ -32,8 +32,6 @@ REASON_WORDS: Final[dict[Reason, str]] = {
     Reason.QUEUE_END: "everyone was considered",
 }
 
-_IN_REQUESTS: Final = frozenset({Reason.ROWS_EXHAUSTED, Reason.PREFILL_MAX_REACHED})
-
 _END_WORDS: Final[dict[Cause, str]] = {
     Cause.STOP: "Finished: it stopped by itself",
     Cause.LENGTH: "Finished: it reached its largest length",
@@ -92,8 +90,13 @@ def need_have(reason: Reason, need: float | None, have: float | None) -> str:
     """The two sides of the test that decided; empty when nothing was compared."""
     if need is None or have is None or reason is Reason.FULL_FLAG_SET:
         return ""
-    unit = "requests" if reason in _IN_REQUESTS else "tokens"
-    return f"need {amount(need)}, have {amount(have)} {unit}"
+    if reason is Reason.ROWS_EXHAUSTED:
+        return (
+            f"{times(round(need - have), 'more row')} than max_running_requests left ({amount(need)} of {amount(have)})"
+        )
+    if reason is Reason.PREFILL_MAX_REACHED:
+        return f"it would have been prompt {amount(need)} where {amount(have)} may be"
+    return f"need {amount(need)}, have {amount(have)} tokens"
 
 
 def ledger_words(before: LedgerPart, after: LedgerPart) -> str:
