@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from telemetry.check import check
 from telemetry.demo.scrape import Scrape
 from telemetry.journal_reader import JournalReader
 from telemetry.replay import replay
@@ -138,6 +140,21 @@ def test_sigterm_under_load_finishes_what_was_accepted_and_takes_no_more(tmp_pat
     (journal,) = (tmp_path / "journals").glob("*.jsonl")
     report = replay(journal)
     assert (report.verdict, report.torn) == ("identical", None)
+
+
+def test_a_journal_that_cannot_follow_to_the_end_is_said_by_log_status_and_readers(tmp_path: Path) -> None:
+    with serving(tmp_path, "--executor.simulated-step-ms", "1", module="tests.telemetry.slow_journal_server") as served:
+        for _ in range(4):
+            assert complete(served.url)["usage"]["completion_tokens"] == 20
+        code, _, err = served.end()
+    assert code == 1
+    (told,) = re.findall(r"journal: (\d+) of (\d+) events are lost", err)
+    assert 0 < int(told[0]) < int(told[1])
+    (journal,) = (tmp_path / "journals").glob("*.jsonl")
+    report = replay(journal)
+    assert (report.verdict, report.torn) == ("identical", None), "what was written is whole"
+    assert report.open_end is not None
+    assert any("no clean end" in note for note in check(journal).notes)
 
 
 def test_a_second_signal_ends_what_still_runs(tmp_path: Path) -> None:

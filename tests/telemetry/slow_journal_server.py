@@ -1,0 +1,33 @@
+"""A server whose journal is on a slow disk. Owns: what the test of a cut drain runs as a process of its own.
+
+Each event takes 50 ms to be written, and the end waits 2 s for the journal. Everything else is `admitscope serve`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+EVENT_S = 0.05
+WRITE_OUT_S = 2.0
+
+
+def slow(emit: Any) -> Any:
+    """`emit` as a slow disk makes it."""
+
+    def wrapped(*arguments: Any) -> None:
+        time.sleep(EVENT_S)
+        emit(*arguments)
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    from telemetry import listeners
+    from telemetry.cli import main
+    from telemetry.journal_cap import CappedJournal
+
+    CappedJournal.emit = slow(CappedJournal.emit)  # type: ignore[method-assign]
+    listeners.WRITE_OUT_S = WRITE_OUT_S  # type: ignore[misc]
+    sys.exit(main())
