@@ -55,7 +55,8 @@ def pulse_data(
         "loop_s": _loop_age_s(status),
         "old_after_s": OLD_AFTER_INTERVALS * interval_s,
         "paused": paused,
-        "stands": _stands(look, paused=paused),
+        # A lesson has no age: an empty word hides the mark.
+        "stands": _stands(look, paused=paused) if whole else "",
         # Before the first answer the view itself says what to do, in all its room; a lesson needs no engine.
         "bare": status is None or not whole,
         "error": None if wrong is None or not whole else [text.replace("`", "") for text in wrong],
@@ -84,7 +85,7 @@ def _words(look: Look) -> dict[str, str]:
         "old": t("data is {ago} old"),
         "none": t("no data yet"),
         "lost": t("No new data since {clock}.").replace("{clock}", f.clock(look.contact_wall_s)),
-        "lost_why": t("The dashboard itself does not answer. This page recovers by itself."),
+        "lost_why": t("The dashboard itself does not answer. Once it does, this page goes on by itself."),
     }
 
 

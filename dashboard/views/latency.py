@@ -13,7 +13,7 @@ from dashboard import frames_latency as frames
 from dashboard.feed import Look
 from dashboard.session import Viewer
 from dashboard.theme import cause_colour
-from dashboard.views.parts import legend, waiting_for_engine
+from dashboard.views.parts import advice_here, legend, waiting_for_engine
 from dashboard.words import t
 from telemetry.observe import LatencyBreakdown
 
@@ -33,7 +33,10 @@ def show(viewer: Viewer, look: Look) -> None:
     if not told.firsts_total and not told.gaps:
         _nothing(
             t("No token in the last {window}", window=frames.plain(told.window_s)),
-            t("Send requests, or run bench/serve.py against the engine: the parts appear with the first token."),
+            advice_here(
+                viewer,
+                t("Send requests, or run bench/serve.py against the engine: the parts appear with the first token."),
+            ),
         )
         return
     _headline(told)

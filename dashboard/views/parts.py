@@ -73,9 +73,12 @@ def read_later(viewer: Viewer, answer: Head) -> None:
 
 def fitting(viewer: Viewer, table: Table) -> Table:
     """`table` with advice that fits what is shown: nobody sends requests to a recording."""
-    if table.rows or not viewer.place.is_recorded:
-        return table
-    return replace(table, empty=(table.empty[0], t("Move the slider above to another moment of the recording.")))
+    return table if table.rows else replace(table, empty=(table.empty[0], advice_here(viewer, table.empty[1])))
+
+
+def advice_here(viewer: Viewer, advice: str) -> str:
+    """`advice` for who runs an engine; of a recording another moment is what can be asked for."""
+    return t("Move the slider above to another moment of the recording.") if viewer.place.is_recorded else advice
 
 
 def waiting_for_engine(viewer: Viewer, error: str | None) -> None:

@@ -51,7 +51,8 @@ def test_a_lesson_steps_forward_and_back_with_no_engine(page: AppTest) -> None:
     assert "A, B, C and D come" in shown(at), "nobody waits yet"
     assert [box.label for box in at.selectbox if box.label in {"Refresh every", "Speed"}] == []
     (pulse,) = [each for each in at.get("bidi_component") if "pulse" in each.proto.component_name]
-    assert json.loads(pulse.proto.json)["facts"] == []
+    told = json.loads(pulse.proto.json)
+    assert (told["facts"], told["stands"]) == ([], "")
     at.button("cr_next").click().run()
     arrived = shown(at)
     assert "A joins the queue" in arrived

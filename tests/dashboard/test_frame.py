@@ -93,6 +93,10 @@ def test_an_empty_queue_of_a_recording_advises_to_move_the_slider(recorded: AppT
     table = sent(at, "live_table", "queue")
     assert table["rows"] == []
     assert table["empty"][1] == "Move the slider above to another moment of the recording."
+    at = read(page("--journal", str(JOURNAL), at="0", view="latency"))
+    told = "".join(each.proto.body for each in at.get("html"))
+    assert "Send requests" not in told
+    assert "Move the slider above" in told
 
 
 @pytest.mark.parametrize("view", ["now", "admission", "requests", "latency", "kv"])
