@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,32 @@ def streamlit_command(command: DashboardCommand, port: int) -> list[str]:
         sys.executable, "-m", "telemetry.watchdog", "streamlit", "run", str(APP),
         "--server.address", command.host,
         "--server.port", str(port),
+        *(word for name in names_of(command.host) for word in ("--server.allowedHosts", name)),
         "--server.headless", "true",
         "--server.fileWatcherType", "none",
         "--browser.serverAddress", command.host,
         "--browser.gatherUsageStats", "false",
         "--", *_places(command),
     ]  # fmt: skip
+
+
+def names_of(host: str) -> list[str]:
+    """Names and addresses that browsers may call the page by: those of this machine, and `host`.
+
+    Streamlit takes any name unless told: a web page whose name is made to point here would then be of the same origin
+    as this one, and could read what the engine says. For "all addresses" that is also this machine's own name and
+    what it stands for.
+    """
+    names = ["localhost", "127.0.0.1", "::1"]
+    bare = host.strip("[]")
+    if bare not in {"", "0.0.0.0", "::"}:  # noqa: S104 - not bound here
+        return list(dict.fromkeys([*names, bare]))
+    own = socket.gethostname()
+    try:
+        names += [own, *(str(found[4][0]) for found in socket.getaddrinfo(own, None))]
+    except OSError:
+        names.append(own)
+    return list(dict.fromkeys(names))
 
 
 def _places(command: DashboardCommand) -> list[str]:

@@ -151,3 +151,28 @@ def test_a_page_of_a_journal_that_is_not_there_is_not_started(
 ) -> None:
     assert cli.main(["dashboard", "--port", "0", "--journal", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl: no such journal" in capsys.readouterr().err
+
+
+def test_the_page_answers_to_the_names_of_this_machine_only() -> None:
+    words = page.streamlit_command(DashboardCommand(host="10.0.0.7"), 8600)
+    named = [words[place + 1] for place, word in enumerate(words) if word == "--server.allowedHosts"]
+    assert named == ["localhost", "127.0.0.1", "::1", "10.0.0.7"]
+    assert "*" not in page.names_of("0.0.0.0")
+    assert page.names_of("127.0.0.1") == ["localhost", "127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_taken"),
+    [("127.0.0.1:9", True), ("localhost", True), ("[::1]:9", True), ("evil.com", False), ("evil.com:9", False)],
+)
+def test_streamlit_refuses_a_name_that_was_made_to_point_here(host: str, is_taken: bool) -> None:
+    """Of the same origin, as a browser that was led astray would send it."""
+    from streamlit import config
+    from streamlit.web.server.starlette.starlette_websocket import _is_origin_allowed
+
+    before = config.get_option("server.allowedHosts")
+    config.set_option("server.allowedHosts", page.names_of("127.0.0.1"))
+    try:
+        assert _is_origin_allowed(f"http://{host}", host) is is_taken
+    finally:
+        config.set_option("server.allowedHosts", before)
