@@ -17,6 +17,8 @@ def show_comparison(result: WhatifResult, console: Console) -> None:
     say(f"{result.requests:,} requests compared in pairs, {result.left_out:,} left out", highlight=False)
     say()
     say(_figures(result.compared, result.resamples))
+    if any(one.is_within_error for one in result.compared):
+        say("* a smaller change than the simulator's error below: no finding, at most its direction", highlight=False)
     if result.faster is not None and result.slower is not None:
         say(f"first token: earlier for {result.faster:.0%} of requests, later for {result.slower:.0%}", highlight=False)
     say()
@@ -61,16 +63,15 @@ def amount(value: float | None, unit: str) -> str:
 def _figures(compared: tuple[Compared, ...], resamples: int) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for name in ("before", "after", "difference", f"95 % of {resamples} draws", "simulator's error"):
+    for name in ("before", "after", "difference", f"95 % of {resamples} draws"):
         table.add_column(name, justify="right")
     for one in compared:
         table.add_row(
-            one.name.replace("_", " "),
+            one.name.replace("_", " ") + (" *" if one.is_within_error else ""),
             amount(one.before.value, one.unit),
             amount(one.after.value, one.unit),
             _signed(one.difference.value, one.unit),
             _spread(one.difference, one),
-            _error(one),
         )
     return table
 
@@ -86,12 +87,6 @@ def _spread(spread: Interval, one: Compared) -> str:
         return ""
     clear = "" if one.is_clear else "  (not clear)"
     return f"{_signed(spread.low, one.unit)} to {_signed(spread.high, one.unit)}{clear}"
-
-
-def _error(one: Compared) -> str:
-    if one.model_error is None:
-        return ""
-    return f"{one.model_error:+.1%}" + ("  (more than the change)" if one.is_within_error else "")
 
 
 def _fairness(result: WhatifResult) -> Table:
