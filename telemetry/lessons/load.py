@@ -12,10 +12,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from engine.errors import ConfigError
+from telemetry.lessons.bounds import bound_toml
 from telemetry.lessons.model import Engine, Lesson
 
 #: Largest lesson file, in bytes: a lesson is a page of text.
-MAX_FILE_BYTES: Final = 256 * 1024
+MAX_FILE_BYTES: Final = 64 * 1024
 
 
 class LessonError(ConfigError):
@@ -27,11 +28,16 @@ def parse_lesson(content: bytes, *, source: str) -> Lesson:
     if len(content) > MAX_FILE_BYTES:
         raise LessonError(f"{source}: {len(content)} bytes; a lesson file may have {MAX_FILE_BYTES}")
     try:
-        data = tomllib.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        bound_toml(text)
+        data = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise LessonError(f"{source}: byte {error.start} is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
+        # Every fault of TOML and of its bounds is one, and what Python says to a number of thousands of digits.
         raise LessonError(f"{source}: {error}") from error
+    except RecursionError as error:
+        raise LessonError(f"{source}: brackets are nested too deeply") from error
     try:
         lesson = Lesson.model_validate(data)
     except ValidationError as error:
@@ -114,9 +120,12 @@ def built_in() -> tuple[Lesson, ...]:
 def read_lesson(path: Path) -> Lesson:
     """The lesson in a file. Raises LessonError."""
     try:
+        if path.exists() and not path.is_file():
+            raise LessonError(f"{path}: is no file")  # a device or a pipe would be read without end
         if path.stat().st_size > MAX_FILE_BYTES:
             raise LessonError(f"{path}: {path.stat().st_size} bytes; a lesson file may have {MAX_FILE_BYTES}")
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise LessonError(f"{path}: {error.strerror or error}") from error
     return parse_lesson(content, source=str(path))

@@ -103,7 +103,7 @@ def test_a_file_that_is_none_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(LessonError, match="No such file"):
         read_lesson(tmp_path / "none.toml")
     (tmp_path / "big.toml").write_bytes(b"#" * 300_000)
-    with pytest.raises(LessonError, match=r"300000 bytes; a lesson file may have 262144"):
+    with pytest.raises(LessonError, match=r"300000 bytes; a lesson file may have 65536"):
         read_lesson(tmp_path / "big.toml")
     (tmp_path / "odd.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(LessonError, match="byte 0 is not UTF-8"):
@@ -236,3 +236,39 @@ def test_the_example_of_the_teaching_page_is_a_lesson() -> None:
     said = [moment.note.en for moment in story.moments if moment.note is not None]
     assert len(said) == len(story.lesson.note)
     assert moment_text(story.moments[0], "en", total=1).startswith("── 0/0 · step 0 · The situation")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (".".join(["a"] * 900) + " = 1", "line 1: 899 dots in a key; 8 are possible"),
+        (" . ".join(['"a"'] * 300) + " = 1", "line 1: 299 dots in a key; 8 are possible"),
+        ("[" + ".".join(["a"] * 900) + "]", "line 1: 899 dots in a key; 8 are possible"),
+        ("steps = " + "9" * 1_900, "line 1: 1900 digits of a number"),
+        ("steps = 0x" + "f" * 1_900, "line 1: 1902 digits of a number"),
+        ("steps = " + "9" * 5_000, "line 1: 5008 characters; 2000 are possible"),
+        ("a = " + "[" * 1_900, "line 1: 9 open brackets; 8 are possible"),
+        ("a = " + "[\n" * 2_000, "line 9: 9 open brackets; 8 are possible"),
+        ("a = " + "{a = " * 300, "line 1: 9 open brackets; 8 are possible"),
+        ("a = {b = '''\n\" ''', " + ".".join(["a"] * 900) + '=1, c = "x"}', "line 2: 899 dots in a row of words"),
+        ("a=1\n" * 5_000, "5000 lines that are not blank; 4000 are possible"),
+    ],
+)
+def test_a_small_file_that_would_take_all_memory_is_refused_before_it_is_parsed(text: str, expected: str) -> None:
+    assert f"x.toml: {expected}" in parsed(text)
+
+
+def test_dots_and_digits_of_a_text_are_no_keys() -> None:
+    told = SMALL.replace('en = "Small"', f'en = "Small {"a.b" * 30}"')
+    assert parse_lesson(told.encode(), source="x.toml").id == "small"
+
+
+def test_a_folder_with_a_device_and_with_odd_files_lists_them_as_faults(tmp_path: Path) -> None:
+    (tmp_path / "device.toml").symlink_to("/dev/zero")
+    (tmp_path / "digits.toml").write_text("steps = " + "9" * 3_000)
+    (tmp_path / "nested.toml").write_text("a = " + "[" * 3_000)
+    (tmp_path / "good.toml").write_text(SMALL, encoding="utf-8")
+    lessons, faults = read_folder(tmp_path)
+    assert [lesson.id for lesson in lessons] == ["small"]
+    assert [fault.split(":")[0].rpartition("/")[2] for fault in faults] == ["device.toml", "digits.toml", "nested.toml"]
+    assert "is no file" in faults[0]
