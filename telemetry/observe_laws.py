@@ -84,7 +84,8 @@ class EvidenceRow(Value):
     """One evidence bundle: what broke, where and when.
 
     id           name of its folder
-    at           ISO time; "" when the bundle cannot be read, and then `error` says why
+    at           ISO time; "" when the bundle cannot be read
+    error        what of it cannot be read, and why; the rest is shown
     is_this_run  of the engine that answers; else of an earlier one that wrote to the same folder
     """
 
