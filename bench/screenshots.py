@@ -149,7 +149,9 @@ def _pause_at_a_queue(visit: Visit, engine: str, seconds: float) -> None:
     stands = visit.page.get_by_test_id("data-age").filter(has_text="paused")
     while time.monotonic() < until:
         time.sleep(0.2)
-        if not _is_worth_it(source):
+        # A refusal for memory is the one that shows need against have in a ledger's panel.
+        binding = visit.page.get_by_test_id("answer-ledger").locator("b").inner_text()
+        if not binding.startswith("KV") or not _is_worth_it(source):
             continue
         _follow(visit, "longest", ".st-key-lanes_of_requests, ol.explain")
         switch.click()
