@@ -9,6 +9,7 @@ are named by `seq` and taken from the packed ones again.
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import threading
 import time
@@ -149,7 +150,9 @@ class Recording:
         return self.moment(bisect_right(self._steps, step) - 1)
 
     def at_time(self, seconds: float) -> Moment:
-        """The last place that is not after `seconds` from the first event. Raises LookupError."""
+        """The last place not after `seconds` from the first event. Raises LookupError; ValueError for inf and nan."""
+        if not math.isfinite(seconds):
+            raise ValueError(f"seconds={seconds}: a finite number is needed")
         return self.moment(bisect_right(self._times, self._start_ns + round(seconds * 1e9)) - 1)
 
     def event(self, index: int) -> AnyEvent:

@@ -189,6 +189,9 @@ def hash_of(journal: Path) -> str:
 def simulate(command: SimCommand, plan: Plan, progress: Meter, *, version: str = "") -> SimResult:
     """Run it. Raises TraceError or JournalError in the middle for a line that cannot be read."""
     began = time.monotonic()
+    total = plan.workload.total()
+    if not total:
+        raise TraceError(f"{command.trace}: no request is in it; there is nothing to simulate")
     totals = Totals()
     measure = Measure(totals.add)
     checker = InvariantChecker(on_violation="record") if command.check else None
@@ -205,7 +208,7 @@ def simulate(command: SimCommand, plan: Plan, progress: Meter, *, version: str =
         model=plan.model,
         wall_ns=plan.wall_ns,
     )
-    progress.phase("simulating", plan.workload.total())
+    progress.phase("simulating", total)
     try:
         while loop.step():
             progress.tell(loop.ended)

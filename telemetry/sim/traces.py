@@ -27,6 +27,9 @@ from telemetry.sim.workload import Ask, Blocks, digest64, mixed
 MOONCAKE_BLOCK: Final = 512
 #: Longest prompt or answer that is believed.
 MOST_TOKENS: Final = 2**24
+#: Python reads no number of thousands of digits.
+_MOST_DIGITS: Final = len(str(MOST_TOKENS))
+_MOST_SHOWN: Final = 80
 _MOST_MS: Final = 10**12
 #: Traces that come with this program.
 PACKAGED: Final = {
@@ -162,13 +165,24 @@ class AzureTrace(_Trace):
     def _header_lines(self) -> int:
         return 1
 
+    def _parted(self, rows: csv.DictReader[str]) -> Iterator[dict[str, str]]:
+        """Rows as fields. Raises TraceError where a line cannot be parted into some."""
+        try:
+            yield from rows
+        except csv.Error as error:
+            raise TraceError(f"{self.file}:{rows.line_num + 1}: no CSV: {error}") from error
+
     def _rows(self) -> Iterator[Ask]:
         start: datetime | None = None
         rows = csv.DictReader(self._lines())
-        missing = [name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens") if name not in _names(rows)]
+        try:
+            names = list(rows.fieldnames or ())
+        except csv.Error as error:
+            raise TraceError(f"{self.file}:1: no CSV: {error}") from error
+        missing = [name for name in ("TIMESTAMP", "ContextTokens", "GeneratedTokens") if name not in names]
         if missing:
-            raise TraceError(f"{self.file}:1: no column {missing[0]}; there are {', '.join(_names(rows)) or 'none'}")
-        for row in rows:
+            raise TraceError(f"{self.file}:1: no column {missing[0]}; there are {', '.join(names) or 'none'}")
+        for row in self._parted(rows):
             where = f"{self.file}:{rows.line_num}"
             at = _moment(where, row["TIMESTAMP"])
             start = start or at
@@ -209,10 +223,6 @@ def _chained(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     return mixed(np.array(keys, dtype=np.uint64))
 
 
-def _names(rows: csv.DictReader[str]) -> list[str]:
-    return list(rows.fieldnames or ())
-
-
 def _field_first(message: str) -> str:
     """msgspec's "Expected `int`, got `str` - at `$.input_length`", with the field in front."""
     what, _, place = message.partition(" - at `$.")
@@ -224,10 +234,19 @@ def _within(where: str, name: str, value: float, least: int, most: int) -> None:
         raise TraceError(f"{where}: {name} is {value}; {least} to {most} are possible")
 
 
+def _shown(text: str | None) -> str:
+    """A field of a file in a message, which is one line."""
+    return (
+        repr(text) if text is None or len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]!r}… ({len(text)} characters)"
+    )
+
+
 def _number(where: str, name: str, text: str | None, least: int) -> int:
     if text is None or not (text.strip().isascii() and text.strip().isdigit()):
-        raise TraceError(f"{where}: {name} is {text!r}; a whole number is needed")
-    value = int(text)
+        raise TraceError(f"{where}: {name} is {_shown(text)}; a whole number is needed")
+    if len(text.strip().lstrip("0")) > _MOST_DIGITS:
+        raise TraceError(f"{where}: {name} is {_shown(text)}; {least} to {MOST_TOKENS} are possible")
+    value = int(text.strip().lstrip("0") or 0)
     _within(where, name, value, least, MOST_TOKENS)
     return value
 
@@ -238,4 +257,4 @@ def _moment(where: str, text: str | None) -> datetime:
         head, _, rest = (text or "").strip().partition(".")
         return datetime.fromisoformat(f"{head}.{rest[:6].ljust(6, '0')}" if rest.isdigit() else (text or "").strip())
     except ValueError as error:
-        raise TraceError(f"{where}: TIMESTAMP is {text!r}; a date and time is needed") from error
+        raise TraceError(f"{where}: TIMESTAMP is {_shown(text)}; a date and time is needed") from error

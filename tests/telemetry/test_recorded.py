@@ -64,6 +64,9 @@ def test_every_event_is_kept_and_every_step_is_a_place(recording: Recording, eve
     assert recording.at_step(17).step == 17
     assert recording.at_step(0) == recording.at_time(-1.0) == recording.moment(0)
     assert recording.at_time(recording.at_step(100).at_s).step == 100
+    for odd in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(ValueError, match=f"seconds={odd}: a finite number is needed"):
+            recording.at_time(odd)
     assert len(recording._states) > 5
 
 

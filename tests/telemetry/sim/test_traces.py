@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telemetry.cli import main
 from telemetry.sim.traces import PACKAGED, AzureTrace, MooncakeTrace, TraceError, trace_format
 
 GOOD = {"timestamp": 1500, "input_length": 1000, "output_length": 7, "hash_ids": [0, 1]}
@@ -120,3 +121,30 @@ def test_the_traces_of_this_program(name: str, kind: type[MooncakeTrace] | type[
     asks = list(trace.asks())
     assert trace.total() == len(asks) == 50
     assert all(ask.max_new_tokens >= max(ask.output_len, 1000) for ask in asks)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2023-11-16,{}9,1\n".format("9" * 5_000), ":2: ContextTokens is '999"),
+        ("2023-11-16,1,{}\n".format("9" * 5_000), ":2: GeneratedTokens is '999"),
+        ("2023-11-16,1,{}\n".format("9" * 140_000), ":2: no CSV: field larger than field limit"),
+        ("{},1,1\n".format("x" * 5_000), "(5000 characters); a date and time is needed"),
+    ],
+)
+def test_a_field_without_end_is_named_and_not_quoted_whole(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError) as raised:
+        list(azure(tmp_path, HEAD + text).asks())
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+def test_a_header_without_end_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=":1: no CSV"):
+        list(azure(tmp_path, "x" * 140_000 + HEAD).asks())
+
+
+def test_a_trace_without_a_request_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    azure(tmp_path, HEAD)
+    assert main(["sim", str(tmp_path / "trace.csv")]) == 2
+    assert "trace.csv: no request is in it; there is nothing to simulate" in capsys.readouterr().err
