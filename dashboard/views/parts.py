@@ -64,7 +64,7 @@ def read_later(viewer: Viewer, answer: Head) -> None:
     if status is not None and answer.step > status.step:
         st.caption(
             t(
-                "Read at step {step}; the page stands at step {paused}.",
+                "Read at step {step}; the rest stands at step {paused}.",
                 step=f.count(answer.step),
                 paused=f.count(status.step),
             )
