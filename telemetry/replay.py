@@ -42,7 +42,7 @@ _EVENTS: Final = msgspec.json.Decoder(AnyEvent)
 #: First version whose decode steps tell the claims of all their rows as one move.
 _CLAIMS_TOGETHER_SINCE: Final = 2
 #: As `cache.num_pages` allows: an altered number would ask for all memory there is.
-_MAX_PAGES: Final = 2**24
+MOST_PAGES: Final = 2**24
 
 
 class Diverged(Exception):
@@ -208,8 +208,8 @@ class Driver:
 
 def _config(started: EngineStarted, path: Path) -> EngineConfig:
     """The parts of the recorded configuration that decide anything."""
-    if not 1 <= started.num_pages <= _MAX_PAGES:
-        raise JournalError(f"{path}: the recorded num_pages is {started.num_pages}; 1 to {_MAX_PAGES} are possible")
+    if not 1 <= started.num_pages <= MOST_PAGES:
+        raise JournalError(f"{path}: the recorded num_pages is {started.num_pages}; 1 to {MOST_PAGES} are possible")
     try:
         recorded = msgspec.json.decode(started.config, type=dict[str, dict[str, Any]])
         scheduler = SchedulerConfig.model_validate(recorded["scheduler"] | _capacity(started))

@@ -45,9 +45,9 @@ def run_whatif(command: WhatifCommand) -> int:
         with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
             result = compare(command, progress, version=_version())
     except MemoryError:
+        allowed = "this machine's memory" if command.memory_mib is None else f"--memory-mib {command.memory_mib}"
         raise UsageError(
-            f"--memory-mib {command.memory_mib} is not enough for this run: allow more, or compare fewer requests "
-            "with --limit"
+            f"{allowed} is not enough for this run: allow more, or compare fewer requests with --limit"
         ) from None
     if command.json_output:
         print(result.model_dump_json(indent=1))

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.events import (
     AbortRequested,
     AdmissionDecided,
@@ -28,7 +28,9 @@ from engine.events import (
 from engine.request import TURNED_AWAY, Cause, RequestState
 from telemetry.journal import JournalError
 from telemetry.journal_reader import JournalReader
+from telemetry.replay import MOST_PAGES
 from telemetry.schema import RecordError
+from telemetry.sim.traces import MOST_TOKENS
 from telemetry.sim.workload import Ask, Blocks, digest64
 
 
@@ -67,6 +69,8 @@ _HEARD: Final = frozenset(
         ),
     )
 )
+#: Of one hash of a page.
+_KEY_BYTES: Final = 8
 _ARRIVED: Final = b'{"type":"RequestArrived"'
 #: Ends after which a request would have gone on, had nothing happened to it.
 _CUT_SHORT: Final = frozenset({Cause.ABORT, *TURNED_AWAY})
@@ -104,12 +108,36 @@ def recorded_of(path: Path) -> Recorded:
         try:
             raw = msgspec.json.decode(event.config, type=dict[str, dict[str, Any]])
             raw.pop("server", None)
+            _believable(path, event, raw)
             return Recorded(event, EngineConfig.model_validate(raw), raw)
         except msgspec.MsgspecError as error:
             raise JournalError(f"{path}: the recorded configuration cannot be read: {error}") from error
         except ValidationError as error:
             raise JournalError(f"{path}: this version cannot take the recorded configuration: {error}") from error
     raise JournalError(f"{path}: a simulation needs the engine's first event, EngineStarted; this begins later")
+
+
+def _believable(path: Path, started: EngineStarted, raw: dict[str, dict[str, Any]]) -> None:
+    """Raise JournalError for sizes that no engine has: an altered number would break the simulation, or fill memory."""
+    _within(path, "num_pages", started.num_pages, 1, MOST_PAGES)
+    # The pool's real measures are checked as the settings that they come from.
+    CacheConfig.model_validate(raw.get("cache", {}) | {"page_size": started.page_size})
+    SchedulerConfig.model_validate(raw.get("scheduler", {}) | {"max_running_requests": started.max_running_requests})
+
+
+def _believable_arrival(path: Path, arrived: RequestArrived) -> None:
+    """Raise JournalError for lengths that no request has."""
+    _within(path, f"prompt_len of {arrived.rid[:80]!r}", arrived.prompt_len, 1, MOST_TOKENS)
+    _within(path, f"requested_new_tokens of {arrived.rid[:80]!r}", arrived.requested_new_tokens, 1, MOST_TOKENS)
+    if len(arrived.page_keys) % _KEY_BYTES:
+        raise JournalError(
+            f"{path}: page_keys of {arrived.rid[:80]!r} has {len(arrived.page_keys)} bytes; a key has {_KEY_BYTES}"
+        )
+
+
+def _within(path: Path, name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise JournalError(f"{path}: the recorded {name} is {value}; {least} to {most} are possible")
 
 
 class _Open:
@@ -160,6 +188,7 @@ class JournalWorkload:
                     self.missing += event.missing
                 case RequestArrived() if taken != self._limit:
                     taken += 1
+                    _believable_arrival(self.path, event)
                     opened = _Open(event)
                     line.append(opened)
                     live[event.rid] = opened
