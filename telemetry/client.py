@@ -265,12 +265,15 @@ def refuse_odd(url: str) -> None:
     """Raise ConfigError for what no request could be sent to: said once, before the first one."""
     try:
         parsed = httpx.URL(url)
+        if parsed.userinfo:
+            # Not quoted: other users could read it, and it would stand on the page as the engine's name.
+            raise ConfigError("url: has a name or a password before @; ADMITSCOPE_API_KEY is the place of a key")
         parsed.host.encode("idna")
         # httpx takes a port that no socket has, modulo 65,536.
         is_odd = parsed.scheme not in {"http", "https"} or not parsed.host or not 0 < (parsed.port or 80) <= _MAX_PORT
     except (httpx.InvalidURL, UnicodeError):
         is_odd = True
-    if is_odd or parsed.query or parsed.fragment:
+    if is_odd or any(letter.isspace() for letter in url) or parsed.query or parsed.fragment:
         raise ConfigError(
             f"url={url[:200]!r}: must look like http://host:port, port at most {_MAX_PORT}, no ? and no #"
         )

@@ -17,7 +17,7 @@ class SubCommand(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-_Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+")]
+_Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+(/\S*)?$")]
 
 
 class DashboardCommand(SubCommand):

@@ -176,3 +176,9 @@ def test_streamlit_refuses_a_name_that_was_made_to_point_here(host: str, is_take
         assert _is_origin_allowed(f"http://{host}", host) is is_taken
     finally:
         config.set_option("server.allowedHosts", before)
+
+
+@pytest.mark.parametrize("url", ["http://a b", "http://u:hidden@127.0.0.1:8000"])
+def test_the_page_refuses_an_odd_url_before_it_starts(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["dashboard", url, "--port", "0"]) == 2
+    assert "hidden" not in capsys.readouterr().err

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from engine.clock import MonotonicClock
 from engine.errors import ConfigError
-from telemetry.client import BadQuestion, LiveSource, Source, SourceUnavailable
+from telemetry.client import BadQuestion, LiveSource, Source, SourceUnavailable, refuse_odd
 from telemetry.observe import OBSERVE_VERSION, EngineStatus
 from telemetry.read_api import create_router
 from telemetry.read_model import ReadModel
@@ -151,3 +151,13 @@ def test_a_bad_question_with_an_odd_body_is_still_a_bad_question() -> None:
         pytest.raises(BadQuestion, match="refused with 400"),
     ):
         source.queue(limit=0)
+
+
+def test_a_url_with_a_space_or_with_a_password_is_refused_and_the_password_not_quoted() -> None:
+    for odd in ("http://a b", "http://a/ b", "http://a:1/\n"):
+        with pytest.raises(ConfigError, match="must look like http"):
+            refuse_odd(odd)
+    with pytest.raises(ConfigError, match="ADMITSCOPE_API_KEY") as raised:
+        refuse_odd("http://user:hidden@127.0.0.1:8000")
+    assert "hidden" not in str(raised.value)
+    refuse_odd("http://127.0.0.1:8000/")
