@@ -162,6 +162,7 @@ def _bundle(viewer: Viewer, name: str) -> None:
 def _opened(viewer: Viewer, detail: EvidenceDetail) -> None:
     row = detail.row
     lines = [
+        *([row.error] if row.error else []),
         f"{row.law}: {detail.sentence}",
         t("Expected {expected}; found {found}.", expected=row.expected, found=row.found),
         t(
