@@ -12,6 +12,7 @@ import pytest
 from telemetry.cli import main
 from telemetry.lessons.command import LessonCommand
 from telemetry.lessons.load import LessonError, built_in, changed, parse_lesson, read_folder, read_lesson
+from telemetry.lessons.model import Lesson
 from telemetry.lessons.moment import Moment
 from telemetry.lessons.outcome import compare
 from telemetry.lessons.play import play
@@ -144,7 +145,7 @@ def test_a_changed_setting_is_compared_decision_by_decision() -> None:
 
 
 @pytest.mark.parametrize("lesson", built_in(), ids=lambda lesson: lesson.id)
-def test_every_offered_setting_can_be_played(lesson: object) -> None:
+def test_every_offered_setting_can_be_played(lesson: Lesson) -> None:
     for parameter in lesson.parameter:
         for value in parameter.values:
             story = play(lesson, {parameter.name: value})
@@ -170,7 +171,7 @@ def _session(lesson: str, *said: str, lang: str = "en", **more: object) -> str:
     return out.getvalue()
 
 
-def headings(text: str) -> list[str]:
+def headings(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^── (\d+)/\d+ · step \d+ · (.*)$", text, re.MULTILINE)
 
 
