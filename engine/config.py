@@ -36,7 +36,7 @@ class SchedulerConfig(_Frozen):
     max_prefill_tokens: int = Field(8192, ge=1)
     """Prefill tokens one step may compute: the input ledger."""
     chunked_prefill_size: int | None = Field(4096, ge=1)
-    """Prefill tokens one step may take, decode rows of a mixed step charged first: the chunk ledger. None: no chunks."""
+    """Prefill tokens one step may take, less the decode rows that ride along: the chunk ledger. None: no chunks."""
     max_running_requests: int = Field(256, ge=1, le=2**20)
     """Requests that may hold KV memory at once: the rows."""
     prefill_max_requests: int | None = Field(None, ge=1)
