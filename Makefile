@@ -63,7 +63,7 @@ serve: $(STAMP)  ## the engine server alone, on 127.0.0.1:8000
 
 test: $(STAMP)  ## what CI runs: format, lint, types, then all tests but the slow ones
 	@$(MAKE) --no-print-directory static
-	$(PYTEST) -m "not slow and not bench"
+	$(PYTEST) --durations=25 -m "not slow and not bench"
 
 check: $(STAMP)  ## while working: format, lint, types, import contracts, fast tests
 	@$(MAKE) --no-print-directory static
