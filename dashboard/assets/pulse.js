@@ -137,6 +137,7 @@ function listen(root) {
     root.trigger("key", key);
   };
   document.addEventListener("keydown", heard);
+  document.documentElement.dataset.keys = "heard";
   return () => document.removeEventListener("keydown", heard);
 }
 

@@ -71,6 +71,7 @@ def wait_for_index(visit: Visit, index: int) -> None:
 def test_keys_choose_views_pause_and_walk_through_the_passes_kept(visit: Visit, stage: str) -> None:
     at_engine(visit, stage)
     visit.page.locator("h1").click()
+    visit.page.wait_for_function("() => document.documentElement.dataset.keys")
     visit.page.keyboard.press("2")
     visit.page.wait_for_url("**view=admission*")
     visit.page.locator(".st-key-passes tbody tr[data-id]").first.wait_for()
@@ -138,7 +139,8 @@ def test_a_recording_is_walked_played_and_linked(visit: Visit, stage: str) -> No
 def test_what_is_shown_is_downloaded(visit: Visit, stage: str) -> None:
     visit.page.goto(f"{stage}/?source={JOURNAL.name}&at=300")
     visit.page.locator(".scrub output").wait_for()
-    visit.page.get_by_role("button", name="Download").click()
+    # The charts have buttons of that name too, for their pictures.
+    visit.page.get_by_test_id("stPopoverButton").filter(has_text="Download").click()
     with visit.page.expect_download() as caught:
         visit.page.get_by_role("button", name=re.compile(r"^queue · \d+")).click()
     text = Path(caught.value.path()).read_text(encoding="utf-8")
