@@ -135,7 +135,7 @@ class EvidenceRecorder:
     def close(self, timeout_s: float = 30.0) -> bool:
         """Write what waits and end the thread. False when that took longer than `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
-        with contextlib.suppress(queue.Full):
+        with contextlib.suppress(queue.Full):  # then the thread has not kept up: the answer below says so
             self._cases.put(None, timeout=timeout_s)
         self._thread.join(max(deadline_s - time.monotonic(), 0))
         return not self._thread.is_alive()

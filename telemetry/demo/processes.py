@@ -75,7 +75,7 @@ class Child:
             pass
         finally:
             # What the child may have left in its group, and the child itself when it did not listen.
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # the group is gone already
                 os.killpg(self.pid, signal.SIGKILL)
             status = self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):

@@ -136,7 +136,7 @@ class Run:
 
         def finish() -> None:
             if self._process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError):  # it ended between the look and the signal
                     os.killpg(self._process.pid, signal.SIGKILL)
 
         timer = threading.Timer(_GRACE_S, finish)
@@ -151,7 +151,7 @@ class Run:
             line = raw.decode("utf-8", "replace").rstrip()
             if line.startswith(LINE_PREFIX):
                 share, _, phase = line.removeprefix(LINE_PREFIX).partition(" ")
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError):  # a line cut by the end of the child
                     self._share, self._phase = float(share), phase
             elif line:
                 self._words.append(line.removeprefix("admitscope: "))

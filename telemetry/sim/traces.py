@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -55,7 +56,7 @@ def opened(file: Path) -> TextIO:
         raise TraceError(f"{file}: {error.strerror}") from error
 
 
-class _Trace:
+class _Trace(ABC):
     """Common to both formats: numbering, counting, the limit, and faults of the file as a whole.
 
     ask_for   tokens that each request asks for at most, if that is more than its answer; None: as many as its answer
@@ -84,8 +85,9 @@ class _Trace:
             before = ask.arrival_ns
             yield ask
 
+    @abstractmethod
     def _rows(self) -> Iterator[Ask]:
-        raise NotImplementedError
+        """Every request of the file, in its order."""
 
     def _header_lines(self) -> int:
         return 0

@@ -50,9 +50,8 @@ class Pair:
     def emit(self, event: AnyEvent) -> None:
         self.quick.emit(event)
         with pytest.MonkeyPatch.context() as patch:
-            never = lambda _books, _watch, _event: False  # noqa: E731
             patch.setattr(usual, "BY_CAUSE", {})
-            patch.setattr(usual, "ends", never)
+            patch.setattr(usual, "ends", lambda _books, _watch, _event: False)
             self.slow.emit(event)
         if isinstance(event, StepCompleted | EngineStarted):
             quick, slow = self.quick._judge, self.slow._judge

@@ -28,6 +28,6 @@ if __name__ == "__main__":
     from telemetry.cli import main
     from telemetry.journal_cap import CappedJournal
 
-    CappedJournal.emit = slow(CappedJournal.emit)  # type: ignore[method-assign]
-    listeners.WRITE_OUT_S = WRITE_OUT_S  # type: ignore[misc]
+    CappedJournal.emit = slow(CappedJournal.emit)
+    listeners.WRITE_OUT_S = WRITE_OUT_S
     sys.exit(main())
