@@ -6,7 +6,6 @@ with field, value and limit; an unknown request 404; an engine that has not star
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -27,9 +26,8 @@ from telemetry.observe import (
     QueueAnswer,
     RequestDetail,
     RequestsAnswer,
-    Value,
 )
-from telemetry.read_base import NO_STORE, answer, answers, asks, number, rid_of
+from telemetry.read_base import NO_STORE, add_route, answer, number, rid_of, up_to
 from telemetry.read_kv import add_kv_routes, add_law_routes
 from telemetry.read_model import KEPT_STEPS, ReadModel
 
@@ -77,27 +75,17 @@ def create_router(
     async def explain(request: Request, rid: str) -> Response:
         return await answer(lambda: model.explain(rid_of(rid)), asked=request)
 
-    routes: tuple[tuple[str, Callable[..., Awaitable[Response]], type[Value], str | None, int], ...] = (
-        ("/observe/status", status, EngineStatus, None, 0),
-        ("/observe/queue", queue, QueueAnswer, "limit", MAX_LIMIT),
-        ("/observe/passes", passes, PassesAnswer, "n", KEPT_STEPS),
-        ("/observe/latency", latency, LatencyAnswer, None, 0),
-        ("/observe/breakdown", breakdown, LatencyBreakdown, None, 0),
-        ("/observe/lanes", lanes, LanesAnswer, "n", MAX_LANES),
-        ("/observe/requests", requests, RequestsAnswer, "limit", MAX_LIMIT),
-        ("/observe/requests/{rid:path}", one, RequestDetail, None, 0),
-        ("/observe/pages", pages, PageMap, None, 0),
-        ("/observe/explain/{rid:path}", explain, Explanation, None, 0),
-    )
-    for path, handler, told, parameter, most in routes:
-        router.add_api_route(
-            path,
-            handler,
-            methods=["GET"],
-            response_model=None,
-            responses=answers(told, missing=_NO_REQUEST if "{rid" in path else None),
-            openapi_extra=asks(parameter, most),
-        )
+    limit = (up_to("limit", MAX_LIMIT),)
+    add_route(router, "/observe/status", status, EngineStatus)
+    add_route(router, "/observe/queue", queue, QueueAnswer, parameters=limit)
+    add_route(router, "/observe/passes", passes, PassesAnswer, parameters=(up_to("n", KEPT_STEPS),))
+    add_route(router, "/observe/latency", latency, LatencyAnswer)
+    add_route(router, "/observe/breakdown", breakdown, LatencyBreakdown)
+    add_route(router, "/observe/lanes", lanes, LanesAnswer, parameters=(up_to("n", MAX_LANES),))
+    add_route(router, "/observe/requests", requests, RequestsAnswer, parameters=limit)
+    add_route(router, "/observe/requests/{rid:path}", one, RequestDetail, missing=_NO_REQUEST)
+    add_route(router, "/observe/pages", pages, PageMap)
+    add_route(router, "/observe/explain/{rid:path}", explain, Explanation, missing=_NO_REQUEST)
     add_kv_routes(router, model)
     add_law_routes(router, laws or LawBook(model))
     if exposition is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -109,8 +110,26 @@ def query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "schema": schema}
 
 
-def asks(parameter: str | None, most: int) -> dict[str, Any] | None:
-    """The one query parameter of a route."""
-    if parameter is None:
-        return None
-    return {"parameters": [query(parameter, {"type": "integer", "minimum": 1, "maximum": most})]}
+def up_to(name: str, most: int) -> dict[str, Any]:
+    """The query parameter that `number` reads."""
+    return query(name, {"type": "integer", "minimum": 1, "maximum": most})
+
+
+def add_route(
+    router: APIRouter,
+    path: str,
+    handler: Callable[..., Awaitable[Response]],
+    model: type[Value],
+    *,
+    missing: str | None = None,
+    parameters: Sequence[dict[str, Any]] = (),
+) -> None:
+    """A question and what the published description says of it. It checks itself, and sends what `answer` made."""
+    router.add_api_route(
+        path,
+        handler,
+        methods=["GET"],
+        response_model=None,
+        responses=answers(model, missing=missing),
+        openapi_extra={"parameters": list(parameters)} if parameters else None,
+    )

@@ -13,7 +13,7 @@ from telemetry.answers_kv import MAX_OPEN, MAX_TOP
 from telemetry.law_answers import LawBook
 from telemetry.observe_kv import PageFact, PoolAnswer, TreeAnswer
 from telemetry.observe_laws import EvidenceAnswer, EvidenceDetail, LawsAnswer
-from telemetry.read_base import answer, answers, only, query, refuse, whole
+from telemetry.read_base import add_route, answer, only, query, refuse, up_to, whole
 from telemetry.read_model import ReadModel
 
 _MOST: Final = 999_999_999
@@ -39,27 +39,12 @@ def add_kv_routes(router: APIRouter, model: ReadModel) -> None:
 
     asked = [
         query("node", {"type": "integer", "minimum": 0, "maximum": _MOST}),
-        query("top", {"type": "integer", "minimum": 1, "maximum": MAX_TOP}),
+        up_to("top", MAX_TOP),
         query("open", {"type": "string", "description": f"at most {MAX_OPEN} nodes, parted by commas"}),
     ]
-    router.add_api_route(
-        "/observe/tree",
-        tree,
-        methods=["GET"],
-        response_model=None,
-        responses=answers(TreeAnswer, missing=None),
-        openapi_extra={"parameters": asked},
-    )
-    router.add_api_route(
-        "/observe/pool", pool, methods=["GET"], response_model=None, responses=answers(PoolAnswer, missing=None)
-    )
-    router.add_api_route(
-        "/observe/pages/{page}",
-        page,
-        methods=["GET"],
-        response_model=None,
-        responses=answers(PageFact, missing="The pool has no page of this number"),
-    )
+    add_route(router, "/observe/tree", tree, TreeAnswer, parameters=asked)
+    add_route(router, "/observe/pool", pool, PoolAnswer)
+    add_route(router, "/observe/pages/{page}", page, PageFact, missing="The pool has no page of this number")
 
 
 def add_law_routes(router: APIRouter, laws: LawBook) -> None:
@@ -74,23 +59,9 @@ def add_law_routes(router: APIRouter, laws: LawBook) -> None:
     async def bundle(request: Request, bundle: str) -> Response:
         return await answer(lambda: laws.bundle(bundle), asked=request, what=_NO_BUNDLE, field="bundle")
 
-    router.add_api_route(
-        "/observe/laws", all_laws, methods=["GET"], response_model=None, responses=answers(LawsAnswer, missing=None)
-    )
-    router.add_api_route(
-        "/observe/evidence",
-        evidence,
-        methods=["GET"],
-        response_model=None,
-        responses=answers(EvidenceAnswer, missing=None),
-    )
-    router.add_api_route(
-        "/observe/evidence/{bundle}",
-        bundle,
-        methods=["GET"],
-        response_model=None,
-        responses=answers(EvidenceDetail, missing="No evidence bundle has this name"),
-    )
+    add_route(router, "/observe/laws", all_laws, LawsAnswer)
+    add_route(router, "/observe/evidence", evidence, EvidenceAnswer)
+    add_route(router, "/observe/evidence/{bundle}", bundle, EvidenceDetail, missing="No evidence bundle has this name")
 
 
 def _tree(model: ReadModel, request: Request) -> TreeAnswer:
