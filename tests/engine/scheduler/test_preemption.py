@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.events import AdmissionDecided, RecordingSink
 from engine.scheduler.decision import ADMITTED, Reason
 from tests.builders import CoreRun, engine_config
 from tests.engine.stub_model import StubRun
+
+#: Whoever is more important takes the place of who runs; promises are too small for rows to be refused.
+PREEMPTING: dict[str, Any] = {
+    "schedule_conservativeness": 0.01,
+    "clip_max_new_tokens": 1,
+    "enable_priority_scheduling": True,
+    "enable_priority_preemption": True,
+    "priority_preemption_threshold": 0,
+}
 
 
 def test_a_prefix_that_only_the_victim_held_is_still_there() -> None:
@@ -18,11 +29,7 @@ def test_a_prefix_that_only_the_victim_held_is_still_there() -> None:
         max_running_requests=2,
         schedule_policy="shortest-prefill-first",
         enable_mixed_chunk=False,
-        schedule_conservativeness=0.01,
-        clip_max_new_tokens=1,
-        enable_priority_scheduling=True,
-        enable_priority_preemption=True,
-        priority_preemption_threshold=0,
+        **PREEMPTING,
     )
     run = StubRun(config)
     run.add("a", [100, 101], 2)
@@ -50,11 +57,7 @@ def test_a_preemption_after_the_slice_was_spent_admits_nobody_with_nothing() -> 
         max_running_requests=2,
         schedule_policy="lof",
         enable_mixed_chunk=True,
-        schedule_conservativeness=0.01,
-        clip_max_new_tokens=1,
-        enable_priority_scheduling=True,
-        enable_priority_preemption=True,
-        priority_preemption_threshold=0,
+        **PREEMPTING,
     )
     sink = RecordingSink()
     run = CoreRun(config, sink)
