@@ -61,9 +61,6 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
             frame.pace(viewer, moves=view.group != "learn")
     if view.group != "learn":
         frame.scrub_bar(viewer, look)
-    if viewer.run_every_s != every_s:
-        # Another pace, or a pause, begins with a new run of the script: the timer belongs to the fragment.
-        st.rerun()
     if name == "now":
         frame.fleet(viewer)
     with st.container(key="live"):
@@ -71,6 +68,10 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
     with download:
         # Last: only now is it known what the view has drawn.
         frame.download_box(name)
+    if viewer.run_every_s != every_s:
+        # Another pace, or a pause, begins with a new run of the script: the timer belongs to the fragment. Once all is
+        # drawn: a run that is broken off before a view's fields forgets what was typed into them.
+        st.rerun()
 
 
 def _view(viewer: Viewer) -> str:

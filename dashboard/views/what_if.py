@@ -138,7 +138,7 @@ def _begin(viewer: Viewer, journal: Path, now: dict[str, Any], mine: str) -> Non
     settings = form.differing(now, chosen)
     limit = int(st.session_state[f"{mine}_limit"])
     viewer.select_all({"whatif": form.to_address(settings), "first": limit or None})
-    st.session_state[_FAULT] = None
+    st.session_state[_FAULT] = None if settings else t("Nothing was changed: both runs would be the same.")
     if settings:
         _start(Ask.of(journal, settings, limit or None))
 

@@ -34,7 +34,7 @@ def ask(client: httpx.Client, *, prompt: str = CANARY, sampled: bool = True, **b
     model = client.get("/v1/models").json()["data"][0]["id"]
     reply = client.post(
         "/v1/completions",
-        json={"model": model, "prompt": prompt, "max_tokens": 4, **body},
+        json={"model": model, "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **body},
         headers={"traceparent": f"00-{CALLER_TRACE}-{CALLER_SPAN}-0{int(sampled)}"},
     )
     assert reply.status_code == httpx.codes.OK, reply.text
