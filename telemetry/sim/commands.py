@@ -25,7 +25,7 @@ class SimCommand(SubCommand):
       admitscope sim azure-conv --limit 500 --cost h200-8b
       admitscope sim azure-conv --limit 500 --cost h200-8b --set chunked_prefill_size=512 --json
       admitscope sim mooncake --cost h200-8b --rate-scale 0.5 --journal sims
-      admitscope sim journals/RUN.jsonl --concurrency 16
+      admitscope sim journals/RUN.jsonl --concurrency 16 --plot pictures
     """
 
     trace: CliPositionalArg[str]
@@ -50,6 +50,8 @@ class SimCommand(SubCommand):
     """Write the cost model to this file too."""
     journal: Path | None = None
     """Folder to write a journal of the simulated run to; `explain`, `check`, `replay` and `export` read it."""
+    plot: Path | None = None
+    """Folder to draw queue.svg, ttft.svg and tbt.svg in; needs the extra `plot`."""
     check: bool = True
     """Judge every event by the laws of the engine (docs/reference/invariants.md)."""
     hash: bool = False

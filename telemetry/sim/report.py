@@ -57,6 +57,8 @@ def _facts(result: SimResult) -> list[tuple[str, str]]:
         facts.append(("broken", ", ".join(f"{law} {count}" for law, count in result.violations_by_law.items())))
     if result.event_hash:
         facts.append(("hash of events", result.event_hash))
+    if result.plots:
+        facts.append(("plots", ", ".join(result.plots)))
     if result.journal:
         facts.append(("journal", result.journal))
     return facts

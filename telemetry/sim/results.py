@@ -69,6 +69,8 @@ class SimResult(Part):
     """Those that broke."""
     journal: str | None
     """First file of the journal that was written."""
+    plots: tuple[str, ...] = ()
+    """SVG files that were drawn."""
     event_hash: str | None
     """Hash of the events, as in the journal's checkpoints; equal hashes, equal runs."""
     wall_s: float

@@ -186,8 +186,10 @@ def hash_of(journal: Path) -> str:
     return found
 
 
-def simulate(command: SimCommand, plan: Plan, progress: Meter, *, version: str = "") -> SimResult:
-    """Run it. Raises TraceError or JournalError in the middle for a line that cannot be read."""
+def simulate(
+    command: SimCommand, plan: Plan, progress: Meter, *, version: str = "", watch: EventSink | None = None
+) -> SimResult:
+    """Run it, with `watch` hearing every event. Raises TraceError or JournalError for a line that cannot be read."""
     began = time.monotonic()
     total = plan.workload.total()
     if not total:
@@ -203,7 +205,7 @@ def simulate(command: SimCommand, plan: Plan, progress: Meter, *, version: str =
         num_pages=plan.num_pages,
         arrivals=arrivals_of(command, plan.workload),
         cost=estimator,
-        sink=_fan_out(measure, checker, journal, event_hash),
+        sink=_fan_out(measure, checker, journal, event_hash, watch),
         version=version,
         model=plan.model,
         wall_ns=plan.wall_ns,
