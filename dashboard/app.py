@@ -23,6 +23,7 @@ from dashboard.feed import Look
 from dashboard.places import settings_from
 from dashboard.pulse import Goals, pulse_data
 from dashboard.session import Viewer, viewer_for
+from dashboard.told import Told
 from dashboard.views import VIEWS, View
 from dashboard.views.parts import choice
 from dashboard.words import mark, speak
@@ -49,10 +50,12 @@ def main() -> None:
 def _page(viewer: Viewer, every_s: float | None) -> None:
     speak(viewer.language)
     downloads.begin()
-    name = _view(viewer)
+    done = frame.hear(viewer, components.told_by_page())
+    viewer.say_address()
+    name = frame.open_view(viewer)
     view = VIEWS[name]
     look = viewer.look(*_HEAD_PARTS, *view.parts)
-    _head(viewer, look, view)
+    _head(viewer, look, view, done)
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="controls"):
         choice(viewer, "view", {name: view.title for name, view in VIEWS.items()}, label=mark("View"))
         with st.container(horizontal=True, vertical_alignment="center", width="content", key="pace"):
@@ -68,19 +71,15 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
     with download:
         # Last: only now is it known what the view has drawn.
         frame.download_box(name)
+    # What a view selected while it was drawn.
+    viewer.say_address()
     if viewer.run_every_s != every_s:
         # Another pace, or a pause, begins with a new run of the script: the timer belongs to the fragment. Once all is
         # drawn: a run that is broken off before a view's fields forgets what was typed into them.
         st.rerun()
 
 
-def _view(viewer: Viewer) -> str:
-    """The name of the open view."""
-    chosen = viewer.selection("view")
-    return chosen if chosen in VIEWS else "now"
-
-
-def _head(viewer: Viewer, look: Look, view: View) -> None:
+def _head(viewer: Viewer, look: Look, view: View, done: Told) -> None:
     components.pulse(
         pulse_data(
             look,
@@ -93,9 +92,7 @@ def _head(viewer: Viewer, look: Look, view: View) -> None:
             whole=view.group != "learn",
         ),
         viewer.colours,
-        key="pulse",
-        on_key=lambda key: frame.on_key(viewer, look, key),
-        on_go=viewer.follow,
+        done=done,
     )
 
 

@@ -15,9 +15,12 @@ import streamlit as st
 from dashboard import downloads
 from dashboard.tables import Table
 from dashboard.theme import Palette
+from dashboard.told import Told
 from dashboard.words import t
 
 _ASSETS: Final = Path(__file__).parent / "assets"
+
+_HEAD: Final = "pulse"
 
 
 def colours_for_css(colours: Palette) -> dict[str, str]:
@@ -39,25 +42,20 @@ _live_table = _component("live_table")
 _page_map = _component("page_map")
 
 
-def pulse(
-    data: dict[str, Any],
-    colours: Palette,
-    *,
-    key: str,
-    on_key: Callable[[str], None],
-    on_go: Callable[[Any], None],
-) -> None:
-    """The head of the page, from `dashboard.pulse.pulse_data`.
-
-    on_key  gets a key that was pressed where nobody types: "space", "ArrowLeft", "ArrowRight", "1" to "9"
-    on_go   gets what a number leads to, as selections by name
-    """
+def pulse(data: dict[str, Any], colours: Palette, *, done: Told) -> None:
+    """The head of the page, from `dashboard.pulse.pulse_data`. It tells what the viewer did until that is `done`."""
     _pulse(
-        key=key,
-        data={**data, "colours": colours_for_css(colours)},
-        on_key_change=lambda: _deliver(key, "key", on_key),
-        on_go_change=lambda: _deliver(key, "go", on_go),
+        key=_HEAD,
+        data={**data, "done": [done.page, done.done], "colours": colours_for_css(colours)},
+        # What is told stays until the next is: the run reads it, so that a run that is broken off loses nothing.
+        on_told_change=lambda: None,
     )
+
+
+def told_by_page() -> object:
+    """What the head told last; None before it told anything. `Told.new` says what of it is new."""
+    head = st.session_state.get(_HEAD)
+    return None if head is None else head.get("told")
 
 
 def answers(lines: list[dict[str, Any]], colours: Palette, *, key: str, on_go: Callable[[Any], None]) -> None:

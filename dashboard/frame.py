@@ -14,6 +14,7 @@ from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.fleet import fleet_table
 from dashboard.session import INTERVALS_S, Viewer, box_key, on_box
+from dashboard.told import Told, selections_of
 from dashboard.views import VIEWS
 from dashboard.words import LANGUAGES, t
 
@@ -152,32 +153,64 @@ def _go_to_index(viewer: Viewer, index: int) -> None:
         viewer.go_to(str(recording.recording.moment(min(max(int(index), 0), last)).step))
 
 
-def on_key(viewer: Viewer, look: Look, key: str) -> None:
-    """Space: pause or play. Left and right: one step of a recording, or one pass of a paused engine. 1 to 9: views."""
+def open_view(viewer: Viewer) -> str:
+    """The name of the open view."""
+    chosen = viewer.selection("view")
+    return chosen if chosen in VIEWS else "now"
+
+
+def hear(viewer: Viewer, message: object) -> Told:
+    """Do what the page tells and is not done yet; returns how far that is. Before anything is drawn."""
+    told = st.session_state.get("told")
+    if not isinstance(told, Told):
+        told = st.session_state["told"] = Told()
+    for kind, value in told.new(message):
+        if kind == "key":
+            _on_key(viewer, value)
+        elif kind == "go":
+            viewer.follow(value)
+        else:
+            viewer.return_to(selections_of(value))
+    return told
+
+
+def _on_key(viewer: Viewer, key: str) -> None:
+    """1 to 9: views. Space: pause or play. Left and right: one step of a recording, a paused engine or a lesson.
+
+    What selects comes last in each: a run that is broken off before it does the key again.
+    """
     if key.isdigit():
         name = next(iter(list(VIEWS)[int(key) - 1 : int(key)]), None)
         if name is not None:
             viewer.select("view", name)
         return
-    recording = viewer.recording
-    if key == "space":
-        if recording is None:
-            viewer.set_pause(paused=not viewer.is_paused)
-        elif viewer.is_playing:
-            viewer.stop()
-        else:
-            viewer.play(speed=_speed())
-        return
-    back = key == "ArrowLeft"
-    if recording is not None:
-        moment = recording.moment(viewer.at)
+    view = VIEWS[open_view(viewer)]
+    by = {"ArrowLeft": -1, "ArrowRight": 1}.get(key, 0)
+    if view.walk is not None:
+        if by:
+            view.walk(viewer, by)
+    elif key == "space":
+        _pause_or_play(viewer)
+    elif viewer.recording is not None:
+        moment = viewer.recording.moment(viewer.at)
         if moment is not None:
-            _go_to_index(viewer, moment.index + (-1 if back else 1))
-    elif viewer.is_paused and look.passes is not None:
-        _step_of_pause(viewer, [row.step for row in look.passes.passes if row.end is not None], back=back)
+            _go_to_index(viewer, moment.index + by)
+    elif viewer.is_paused:
+        passes = viewer.look("passes").passes
+        if passes is not None:
+            _step_of_pause(viewer, [row.step for row in passes.passes if row.end is not None], by)
 
 
-def _step_of_pause(viewer: Viewer, steps: list[int], *, back: bool) -> None:
+def _pause_or_play(viewer: Viewer) -> None:
+    if viewer.recording is None:
+        viewer.set_pause(paused=not viewer.is_paused)
+    elif viewer.is_playing:
+        viewer.stop()
+    else:
+        viewer.play(speed=_speed())
+
+
+def _step_of_pause(viewer: Viewer, steps: list[int], by: int) -> None:
     """The pass before or after the one that is selected, of those that were kept when the pause began."""
     if not steps:
         return
@@ -186,7 +219,7 @@ def _step_of_pause(viewer: Viewer, steps: list[int], *, back: bool) -> None:
         steps.index(int(chosen)) if chosen is not None and chosen.isdigit() and int(chosen) in steps else len(steps) - 1
     )
     if chosen is not None:
-        at = min(max(at + (-1 if back else 1), 0), len(steps) - 1)
+        at = min(max(at + by, 0), len(steps) - 1)
     viewer.select_all({"step": steps[at], "view": "admission"})
 
 

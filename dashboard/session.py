@@ -30,6 +30,9 @@ _TIMEOUT_S: Final = 2.0
 _MAX_SELECTION: Final = 400
 _MAX_SELECTIONS: Final = 24
 
+#: Names in an address that say how Streamlit itself is drawn.
+_EMBEDDED: Final = ("embed", "embed_options")
+
 #: Answers to questions of single views that a paused viewer keeps.
 _MAX_FROZEN: Final = 12
 
@@ -115,8 +118,8 @@ class Viewer:
 
     def go_to(self, at: str | None) -> None:
         """Show a recording at another moment, and stay there."""
-        st.session_state["playing"] = None
         self.select("at", at)
+        st.session_state["playing"] = None
 
     def play(self, *, speed: float) -> None:
         """Let a recording run from where it stands, `speed` times as fast as it was; from its end, from its start."""
@@ -245,10 +248,20 @@ class Viewer:
     def select_all(self, values: Mapping[str, object | None]) -> None:
         """Several at once: the way from one view to another is `viewer.select_all({"view": "kv", "page": 7})`."""
         selected = {**_selected(), **{name: None if v is None else str(v) for name, v in values.items()}}
-        kept = {name: text[:_MAX_SELECTION] for name, text in selected.items() if text is not None}
-        st.session_state["selected"] = kept
-        # All at once: a run that began before the browser knew of the last choice carries an older address.
-        st.query_params.from_dict(kept)
+        # One assignment, and the address later: a run that is broken off here has selected all or nothing.
+        st.session_state["selected"] = _kept({name: text for name, text in selected.items() if text is not None})
+
+    def say_address(self) -> None:
+        """Bring the browser's address to what is selected. It may know an older one: then it is told once more."""
+        selected = _selected()
+        if st.query_params.to_dict() != selected:
+            st.query_params.from_dict(selected)
+
+    def return_to(self, selected: Mapping[str, str]) -> None:
+        """Select what an address says and nothing else: the browser went back to it, or forward."""
+        for name in ("frozen", "frozen_detail", "frozen_asked", "playing"):
+            st.session_state[name] = None
+        st.session_state["selected"] = _kept(selected)
 
     def follow(self, wanted: object) -> None:
         """Follow a link that a component drew: selections by name, None for those that end."""
@@ -279,9 +292,10 @@ class Viewer:
 
     def set_pause(self, *, paused: bool) -> None:
         """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
-        self.select("pause", 1 if paused else None)
         st.session_state["frozen_detail"] = st.session_state["frozen_asked"] = None
-        st.session_state["frozen"] = self._feed.look(PARTS, max_age_s=0.0) if self.is_paused else None
+        stands = paused and not self.place.is_recorded
+        st.session_state["frozen"] = self._feed.look(PARTS, max_age_s=0.0) if stands else None
+        self.select("pause", 1 if paused else None)
 
 
 def box_key(name: str, value: object) -> str:
@@ -331,10 +345,14 @@ def _selected() -> dict[str, str]:
     """
     kept: dict[str, str] | None = st.session_state.get("selected")
     if kept is None:
-        asked = list(st.query_params.to_dict().items())[:_MAX_SELECTIONS]
-        kept = {name[:_MAX_SELECTION]: text[:_MAX_SELECTION] for name, text in asked}
-        st.session_state["selected"] = kept
+        kept = st.session_state["selected"] = _kept(st.query_params.to_dict())
     return kept
+
+
+def _kept(selected: Mapping[str, str]) -> dict[str, str]:
+    """So much of an address as a session keeps. Some names are Streamlit's own."""
+    named = [(name[:_MAX_SELECTION], text[:_MAX_SELECTION]) for name, text in selected.items() if name not in _EMBEDDED]
+    return dict(named[:_MAX_SELECTIONS])
 
 
 def viewer_for(settings: Settings) -> Viewer:

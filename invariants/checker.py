@@ -1,8 +1,9 @@
 """InvariantChecker. Owns: the event sink that runs the laws, counts them, and says or raises what it finds.
 
-It runs on the engine thread, so with `raise` the traceback is at the step that broke the law. With `record` nothing it
-finds, and no fault of its own, ever stops the loop: a violation is counted, kept and handed to `listener`. With `off` a
-law is not judged; a checker whose every law is off (`is_off`) is left out of an engine's listeners and costs nothing.
+With `raise` it runs on the engine thread, so that the traceback is at the step that broke the law. With `record` nothing
+it finds, and no fault of its own, ever stops the loop: a violation is counted, kept and handed to `listener`; it may
+then run on one thread beside the engine's (`may_be_behind`). With `off` a law is not judged; a checker whose every law
+is off (`is_off`) is left out of an engine's listeners and costs nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class InvariantChecker:
     gap_steps          N of INV-REQ-01
     audit_every        part of the audit -> n: it is made in every n-th audit only; parts not named are in all of them
     time_ns            where the cost of checking is measured; None measures nothing (the core has no clock)
-    listener           told of each violation, on the engine thread, before anything is raised
+    listener           told of each violation, on the thread that judges, before anything is raised
+    lost               events that were lost on their way here; a gap after a loss is no broken law, but the end of
+                       judging: from then on only what a snapshot says of itself is checked (`is_blind`)
 
     checks_by_group, violations_by_id, ns_by_tier, internal_errors, audits, audits_by_part
                        counters, only ever growing; read from any thread
@@ -52,6 +55,7 @@ class InvariantChecker:
         audit_every: Mapping[AuditPart, int] | None = None,
         time_ns: Callable[[], int] | None = None,
         listener: Callable[[Violation], None] | None = None,
+        lost: Callable[[], int] = lambda: 0,
     ) -> None:
         for name, steps in (("progress_steps", progress_steps), ("gap_steps", gap_steps)):
             if steps < 1:
@@ -63,11 +67,16 @@ class InvariantChecker:
         self._modes = modes_of(on_violation, overrides)
         #: Whether nothing would ever be reported.
         self.is_off = set(self._modes.values()) == {"off"}
+        #: Whether nothing is to be raised: then a step need not wait for the verdict.
+        self.may_be_behind = "raise" not in self._modes.values()
         self._progress_steps = progress_steps
         self._gap_steps = gap_steps
         self._audit_every = {part: (audit_every or {}).get(part, 1) for part in AuditPart}
         self._time_ns = time_ns
         self._listener = listener
+        self.lost = lost
+        #: Events were lost, so that the books no longer tell the engine's state: nothing more is judged by them.
+        self.is_blind = False
         self.checks_by_group: dict[str, int] = {group.value: 0 for group in Group}
         self.violations_by_id: dict[str, int] = {law.id: 0 for law in CATALOG}
         self.ns_by_tier: dict[int, int] = {1: 0, 2: 0}
@@ -100,6 +109,9 @@ class InvariantChecker:
                 self._on_first(event)
                 return
             if event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns:
+                if event.seq > last.seq + 1 and self.lost():
+                    self._go_blind()
+                    return
                 step_laws.on_order(last, event, self.report)
             handle(event)
         except InvariantViolation:
@@ -113,7 +125,7 @@ class InvariantChecker:
     def audit(self, snapshot: SchedulerSnapshot) -> bool:
         """Recount a whole snapshot, taken between steps, and compare it with itself and with the books (tier 2).
 
-        Call it on the engine thread. False, and nothing is checked, in the middle of a step: a request in transit would
+        Call it on the thread that judges, after the events that came before it and before those after. False, and nothing is checked, in the middle of a step: a request in transit would
         look like a leak.
         """
         judge = self._judge
@@ -132,7 +144,7 @@ class InvariantChecker:
         return True
 
     def audit_readings(self, readings: Readings) -> bool:
-        """Compare what a listener shows between two steps with the books (tier 2). On the engine thread, as `audit`.
+        """Compare what a listener shows between two steps with the books (tier 2). Called as `audit` is.
 
         False, and nothing is checked, in the middle of a step or before the engine started.
         """
@@ -145,7 +157,7 @@ class InvariantChecker:
         return True
 
     def audit_spans(self, reading: SpanReading) -> bool:
-        """Compare what whoever builds spans has with the books as of its event (tier 2). On the engine thread.
+        """Compare what whoever builds spans has with the books as of its event (tier 2). Called as `audit` is.
 
         False, and nothing is checked, before the engine started, or when the reading is older than the books can tell.
         """
@@ -199,7 +211,13 @@ class InvariantChecker:
             if self._time_ns is not None:
                 self.ns_by_tier[2] += self._time_ns() - started
 
+    def _go_blind(self) -> None:
+        self.is_blind = True
+        self._judge, self._handlers = None, {}
+
     def _on_first(self, event: AnyEvent) -> None:
+        if self.is_blind:
+            return
         if not isinstance(event, EngineStarted):
             self.report("INV-STEP-02", "EngineStarted as the first event", type(event).__name__)
             return

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from engine.errors import EngineDead
+from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.llm_engine import LLMEngine
 from engine.server.engine_thread import EngineThread
 from invariants.audit import AuditPart
@@ -28,6 +31,8 @@ class Auditor:
     period_s  None: never by itself
     metrics   what is shown to the world, compared with the books in the same audit; None: nothing is shown
     spans     whoever builds spans: asked in each audit, and compared in the next; None: nobody does
+    behind    runs something on the thread that feeds checker and metrics, after all events published by now and before
+              later ones; None: the engine thread feeds the checker
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Auditor:
         period_s: float | None,
         metrics: MetricsSink | None = None,
         spans: SpanSink | None = None,
+        behind: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._engine = engine
         self._engine_thread = engine_thread
@@ -48,6 +54,7 @@ class Auditor:
         self._order_from = 0
         self._metrics = metrics
         self._spans = spans
+        self._behind = behind
         self._lives_from = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="admitscope-audit", daemon=True)
@@ -64,9 +71,15 @@ class Auditor:
             self._thread.join((self._period_s or 0) + 1)
 
     def audit(self) -> None:
-        """One audit, on the calling thread, which must be the engine's."""
+        """One audit. Called on the engine's thread, where the snapshot is taken; judged where the checker is fed."""
         self._audited_steps = self._engine.steps_done
         snapshot = self._engine.snapshot(order_from=self._order_from)
+        if self._behind is None:
+            self._judge(snapshot)
+        else:
+            self._behind(partial(self._judge, snapshot))
+
+    def _judge(self, snapshot: SchedulerSnapshot) -> None:
         sampled = self._checker.audits_by_part[AuditPart.ORDER]
         try:
             self._checker.audit(snapshot)
@@ -75,7 +88,7 @@ class Auditor:
             if reading is not None:
                 self._checker.audit_spans(reading)
         except InvariantViolation as broken:
-            step = self._audited_steps
+            step = snapshot.step
             _log.exception("the audit after step %d found a broken law", step, extra={"step": step})
             self._engine.condemn(broken)
         if snapshot.order is not None and self._checker.audits_by_part[AuditPart.ORDER] > sampled:
@@ -84,8 +97,14 @@ class Auditor:
     def _audit_metrics(self) -> None:
         """What is shown, and the times of the next LIVES live requests."""
         metrics = self._metrics
-        if metrics is None or not metrics.catch_up() or metrics.has_gaps:
-            return  # what is shown is not of this moment, or not of all events: there is nothing to compare
+        if metrics is None:
+            return
+        if self._behind is not None:
+            metrics.flush()  # on the thread that feeds it, which has come as far as the snapshot
+        elif not metrics.catch_up():
+            return  # what is shown is not of this moment: there is nothing to compare
+        if metrics.has_gaps:
+            return
         if self._lives_from >= len(metrics.timeline.live):
             self._lives_from = 0
         readings = readings_of(metrics, lives_from=self._lives_from)

@@ -158,6 +158,8 @@ class BufferedSink:
         self._capacity = capacity
         self._period_s = period_s
         self._queue: deque[AnyEvent] = deque()
+        #: (events delivered before it, what to do then), in that order.
+        self._calls: deque[tuple[int, Callable[[], None]]] = deque()
         self._errors = ErrorLog(component)
         self._accepted = 0
         self._delivered = 0
@@ -207,6 +209,15 @@ class BufferedSink:
             self._errors.last,
         )
 
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` on the worker once all that was emitted before is delivered, and anything after it is.
+
+        For the engine thread. What it raises is counted as an error of this component. After `close` nobody runs it.
+        """
+        if self._closing:
+            return
+        self._calls.append((self._accepted, action))
+
     def catch_up(self, timeout_s: float) -> bool:
         """Wait until everything emitted before this call was delivered and flushed. False after `timeout_s`."""
         target = self._accepted
@@ -232,6 +243,11 @@ class BufferedSink:
             finally:
                 self._hurried -= 1
         return is_done()
+
+    @property
+    def dropped(self) -> int:
+        """Events that were refused because the queue was full, or after its end."""
+        return self._dropped
 
     @property
     def lost(self) -> int:
@@ -314,7 +330,7 @@ class BufferedSink:
 
     def _take_turn(self) -> None:
         """Drain the queue, one worker after another."""
-        if not self._queue:
+        if not self._queue and not self._calls:
             return
         has_turn = _TURNS.take(self._count)
         try:
@@ -330,8 +346,14 @@ class BufferedSink:
         queue, waiting = self._queue, len(self._queue)
         takes_many = self._sink.take if isinstance(self._sink, TakesMany) else None
         began = time.perf_counter_ns()
-        while waiting and not self._given_up:
-            events = [queue.popleft() for _ in range(min(waiting, _BATCH))]
+        while not self._given_up:
+            # A call that comes later than this look is about events that come later than `waiting`, or are looked at next.
+            most = min(waiting, _BATCH)
+            if self._calls:
+                most = min(most, self._run_calls())
+            if not most:
+                return
+            events = [queue.popleft() for _ in range(most)]
             waiting -= len(events)
             if takes_many is not None:
                 self._guard(partial(takes_many, events), f"taking events up to step {events[-1].step}")
@@ -341,6 +363,17 @@ class BufferedSink:
             if waiting and time.perf_counter_ns() - began > SLICE_NS:
                 self._pause()
                 began = time.perf_counter_ns()
+
+    def _run_calls(self) -> int:
+        """Run those that are due. Returns how many events may be delivered before the next is."""
+        calls = self._calls
+        while calls:
+            due, action = calls[0]
+            if due > self._delivered:
+                return due - self._delivered
+            calls.popleft()
+            self._guard(action, "running what was asked for in between")
+        return _BATCH
 
     def _emit(self, events: Sequence[AnyEvent]) -> None:
         for event in events:

@@ -1,6 +1,9 @@
 """Checking. Owns: what is around one engine's checker — its modes, who hears of violations, evidence, audits.
 
-Who hears of a violation, on the engine thread and in this order: the log, the evidence recorder, and whoever is added
+Where a law is to raise, the checker judges on the engine thread, before the next thing happens. Where all are only
+recorded, nobody waits for the verdict: a worker judges beside the engine, a few steps later (ADR 0019).
+
+Who hears of a violation, on the thread that judges and in this order: the log, the evidence recorder, and whoever is added
 to `listeners`. With every law off there is a checker, but nobody calls it: it is no sink, and costs nothing.
 """
 
@@ -82,9 +85,14 @@ class Checking:
             )
 
     @property
+    def is_beside(self) -> bool:
+        """Whether a worker feeds the checker, because no law is to stop a step."""
+        return self.checker.may_be_behind and not self.checker.is_off
+
+    @property
     def sinks(self) -> tuple[IsolatedSink, ...]:
-        """The checker as a listener; none when every law is off."""
-        if self.checker.is_off:
+        """The checker as a listener on the engine thread; none when every law is off, or a worker feeds it."""
+        if self.checker.is_off or self.is_beside:
             return ()
         return (IsolatedSink(self.checker, "checker", lets_through=(InvariantViolation,)),)
 
@@ -94,21 +102,35 @@ class Checking:
         engine_thread: EngineThread,
         metrics: MetricsSink | None = None,
         spans: SpanSink | None = None,
+        behind: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """Name the engine that is checked, and the metrics and spans that audits compare with the checker's books."""
+        """Name the engine that is checked, and the metrics and spans that audits compare with the checker's books.
+
+        `behind` hands work to the worker that feeds the checker, where there is one: see `Auditor`.
+        """
         self._engine, self._engine_thread = engine, engine_thread
-        period_s = self._config.audit_period_s
-        self.auditor = Auditor(engine, engine_thread, self.checker, period_s=period_s, metrics=metrics, spans=spans)
+        self.auditor = Auditor(
+            engine,
+            engine_thread,
+            self.checker,
+            period_s=self._config.audit_period_s,
+            metrics=metrics,
+            spans=spans,
+            behind=behind if self.is_beside else None,
+        )
 
     def start(self) -> None:
         """Begin to audit."""
         if self.auditor is not None and not self.checker.is_off:
             self.auditor.start()
 
-    def close(self) -> None:
-        """Audit no more, write the evidence that waits."""
+    def stop_audits(self) -> None:
+        """Audit no more."""
         if self.auditor is not None:
             self.auditor.close()
+
+    def close(self) -> None:
+        """Once nothing is judged any more: write the evidence that waits."""
         if self.evidence is not None:
             self.evidence.close()
 

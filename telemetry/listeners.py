@@ -1,8 +1,8 @@
 """Listeners. Owns: everything that hears one engine of this process, in which order, and how it is shown.
 
 On the engine thread, in order: the queues of the workers (first, so that what the checker refuses is on record), then
-the checker. Workers: one for metrics, read model, request log and spans; one each for the journal and for tables, which
-wait on a disk. `hears` is the engine's sink; once the engine exists, `attach` names it.
+the checker where it may stop a step. Workers: one for metrics, read model, request log, spans and a checker that only
+records; one each for the journal and for tables, which wait on a disk. `hears` is the engine's sink; once the engine exists, `attach` names it.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class Listeners:
             self._span_sink, self._traces = traces
             shared.append(("spans", self._span_sink))
             self.checking.listeners.append(self._span_sink.note_violation)
+        if self.checking.is_beside:
+            shared.insert(1, ("checker", checker))
         disks = [] if journal is None else [BufferedSink(journal, "journal")]
         if command.parquet is not None:
             from telemetry.export.parquet_sink import ParquetSink, parquet_folder
@@ -97,6 +99,7 @@ class Listeners:
             disks.append(BufferedSink(tables, "parquet"))
         self._shared = SharedSink(shared)
         self.metrics.catch_up = lambda: self._shared.catch_up(CATCH_UP_S)
+        checker.lost = lambda: self._shared.dropped
         # Files first: a collector that does not answer takes seconds, in which a second signal may end the process.
         self.queues: tuple[BufferedSink | SharedSink, ...] = (*disks, self._shared)
         parts: list[tuple[str, EventSink]] = [("publish", queue) for queue in self.queues]
@@ -110,12 +113,12 @@ class Listeners:
     def attach(self, engine: LLMEngine, engine_thread: EngineThread) -> None:
         """Name the engine that is heard."""
         self._engine_thread = engine_thread
-        self.checking.attach(engine, engine_thread, self.metrics, self._span_sink)
+        self.checking.attach(engine, engine_thread, self.metrics, self._span_sink, self._shared.call)
         self.exposition.warm()
 
     def close(self) -> bool:
         """After the engine thread has ended: write what waits. False when a file lacks some of it; the log says so."""
-        self.checking.close()
+        self.checking.stop_audits()
         is_whole = True
         for queue in self.queues:
             if isinstance(queue, SharedSink):
@@ -123,6 +126,7 @@ class Listeners:
             else:
                 # A disk that is slow but writes is waited for: the record is what remains of the run.
                 is_whole &= queue.close(most_s=WRITE_OUT_S)
+        self.checking.close()
         if self._request_log is not None:
             self._request_log.close()
         return is_whole

@@ -52,9 +52,15 @@ class SharedSink:
         self._queue = BufferedSink(self._several, name, capacity=capacity, period_s=period_s)
         #: Queues an event; see `BufferedSink`. Without a call in between: this is the engine thread's share.
         self.emit = self._queue.emit
+        self.call = self._queue.call
         self.catch_up = self._queue.catch_up
         self.flush = self._queue.flush
         self.close = self._queue.close
+
+    @property
+    def dropped(self) -> int:
+        """Events that no listener will hear."""
+        return self._queue.dropped
 
     @property
     def lost(self) -> int:

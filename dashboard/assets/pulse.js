@@ -29,7 +29,7 @@ function spark(values) {
 }
 
 // A real link, so that it can be copied and opened beside; a plain click stays on this page.
-function link(node, go, root) {
+function link(node, go) {
   if (!go) return;
   const address = new URLSearchParams(window.location.search);
   for (const [name, value] of Object.entries(go)) value === null ? address.delete(name) : address.set(name, value);
@@ -37,13 +37,13 @@ function link(node, go, root) {
   node.onclick = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
     event.preventDefault();
-    root.trigger("go", go);
+    did("go", go);
   };
 }
 
-function tile(data, root) {
+function tile(data) {
   const box = el("a", `tile ${data.tone ?? ""}`);
-  link(box, data.go, root);
+  link(box, data.go);
   box.title = data.help ?? "";
   box.dataset.testid = `tile-${data.id}`;
   const label = el("div", "label", data.label);
@@ -101,6 +101,7 @@ function mix(root, data) {
 const ago = (s) => (s < 10 ? `${s.toFixed(1)} s` : s < 120 ? `${Math.round(s)} s` : `${Math.round(s / 60)} min`);
 
 function tick(root) {
+  tellAgain();
   const { data, received } = root.pulse;
   // Two ages: since an answer came, and how old its numbers already were then. The second is the engine's own word.
   const waited = data.age_s === null ? null : data.age_s + (performance.now() - received) / 1000;
@@ -123,40 +124,84 @@ function tick(root) {
   document.documentElement.dataset.admitscope = data.stands !== null ? "paused" : isOld ? "old" : "live";
 }
 
-// Keys for the whole page, where nobody types: space, left, right, and 1 to 9.
-function listen(root) {
-  const heard = (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    const target = event.composedPath()[0];
-    if (target.closest?.("input, textarea, select, [contenteditable], [role=combobox], [role=slider], canvas, video")) return;
-    const isOnButton = target.closest?.("button, a, [role=radio], [role=row], tr, summary");
-    const key = event.key === " " && !isOnButton ? "space" : event.key;
-    const isArrow = (key === "ArrowLeft" || key === "ArrowRight") && !target.closest?.("[role=radiogroup], [role=tablist]");
-    if (key !== "space" && !isArrow && !/^[1-9]$/.test(key)) return;
-    event.preventDefault();
-    root.trigger("key", key);
-  };
-  document.addEventListener("keydown", heard);
-  document.documentElement.dataset.keys = "heard";
-  return () => document.removeEventListener("keydown", heard);
+// What the viewer did, in order, until the server says that it is done. A message may be lost, or meet a run that is
+// being replaced: so it is told again, and the numbers keep it from counting twice. It outlives the head, which React
+// may take away and bring back at any moment.
+const MAX_WAITING = 200;
+const TELL_AGAIN_MS = 1500;
+const deeds = (window.admitscope ??= { page: `${Date.now()}-${Math.random()}`, next: 1, waiting: [], say: null, saidAt: 0 });
+
+function did(kind, value) {
+  if (deeds.waiting.length >= MAX_WAITING) return;
+  deeds.waiting.push([deeds.next++, kind, value]);
+  tell();
 }
 
-export default function ({ data, parentElement, setTriggerValue }) {
+function tell() {
+  if (!deeds.waiting.length || !deeds.say) return;
+  deeds.saidAt = performance.now();
+  deeds.say({ page: deeds.page, waiting: [...deeds.waiting] });
+}
+
+function tellAgain() {
+  if (performance.now() - deeds.saidAt > TELL_AGAIN_MS) tell();
+}
+
+// Keys for the whole page, where nobody types: space, left, right, and 1 to 9.
+function keyOf(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return null;
+  const target = event.composedPath()[0];
+  if (target.closest?.("input:not([type=radio]), textarea, select, [contenteditable], [role=combobox], [role=slider], canvas, video")) {
+    return null;
+  }
+  const isOnButton = target.closest?.("button, a, [role=radio], [role=row], tr, summary");
+  const key = event.key === " " && !isOnButton ? "space" : event.key;
+  // Arrows belong to a group of choices that was entered by keys, not to one that was merely clicked.
+  const isInGroup = target.closest?.("[role=radiogroup], [role=tablist]") && target.matches(":focus-visible");
+  const isArrow = (key === "ArrowLeft" || key === "ArrowRight") && !isInGroup;
+  return key === "space" || isArrow || /^[1-9]$/.test(key) ? key : null;
+}
+
+function heard(event) {
+  const inGroup = event.composedPath()[0].closest?.("[role=radiogroup], [role=tablist]");
+  // A group of choices would take an arrow for itself: it is asked for before; all other parts of the page go first.
+  if ((event.eventPhase === Event.CAPTURING_PHASE) !== Boolean(inGroup)) return;
+  const key = keyOf(event);
+  if (key === null) return;
+  event.preventDefault();
+  if (inGroup) event.stopPropagation();
+  // A key that is held down waits for what it already asked for.
+  if (event.repeat && deeds.waiting.length > 2) return;
+  did("key", key);
+}
+
+// Once for the life of the page: whoever listened anew with each refresh would be deaf in between.
+function listen() {
+  if (deeds.listens) return;
+  deeds.listens = true;
+  document.addEventListener("keydown", heard);
+  document.addEventListener("keydown", heard, true);
+  window.addEventListener("popstate", () => did("address", window.location.search), true);
+  document.documentElement.dataset.keys = "heard";
+}
+
+export default function ({ data, parentElement, setStateValue }) {
   const root = parentElement.querySelector(".pulse");
   root.style.cssText = Object.entries(data.colours).map(([k, v]) => `--${k}:${v}`).join(";");
   root.pulse = { data, received: performance.now() };
-  root.trigger = setTriggerValue;
   facts(root, data.facts);
-  root.querySelector(".tiles").replaceChildren(...data.tiles.map((each) => tile(each, root)));
+  root.querySelector(".tiles").replaceChildren(...data.tiles.map(tile));
   mix(root, data.mix);
   tick(root);
   clearInterval(root.timer);
   root.timer = setInterval(() => (root.isConnected ? tick(root) : clearInterval(root.timer)), 250);
-  root.deaf?.();
-  root.deaf = listen(root);
+  const say = (message) => setStateValue("told", message);
+  deeds.say = say;
+  const [page, done] = data.done;
+  if (page === deeds.page) deeds.waiting = deeds.waiting.filter(([number]) => number > done);
+  listen();
   return () => {
     clearInterval(root.timer);
-    root.deaf?.();
-    root.deaf = null;
+    if (deeds.say === say) deeds.say = null;
   };
 }

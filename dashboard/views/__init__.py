@@ -22,12 +22,16 @@ from dashboard.words import mark
 
 
 class View(NamedTuple):
-    """One view of the page: its title, the parts of a look that it draws, the function that draws them, its group."""
+    """One view of the page: its title, the parts of a look that it draws, the function that draws them, its group.
+
+    walk  what the keys left (-1) and right (1) do, in a view that has moments of its own
+    """
 
     title: str
     parts: tuple[str, ...]
     show: Callable[[Viewer, Look], None]
     group: Literal["engine", "checks", "learn"] = "engine"
+    walk: Callable[[Viewer, int], None] | None = None
 
 
 #: By name, as the address has it: now, admission, requests, latency, kv, invariants, what_if, classroom.
@@ -39,5 +43,5 @@ VIEWS: Final = {
     "kv": View(mark("K/V pages"), ("pages", "pool"), kv.show),
     "invariants": View(mark("Invariants"), ("laws", "evidence"), invariants.show, "checks"),
     "what_if": View(mark("What if"), (), what_if.show, "checks"),
-    "classroom": View(mark("Classroom"), (), classroom.show, "learn"),
+    "classroom": View(mark("Classroom"), (), classroom.show, "learn", classroom.walk),
 }

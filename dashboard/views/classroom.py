@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import streamlit as st
 
@@ -38,27 +38,57 @@ _FIELDS: Final = {
 def show(viewer: Viewer, look: Look) -> None:  # noqa: ARG001 - no source is needed here
     """Chooser and steps above, the moment on the left, its picture on the right, settings to change below."""
     st.html(f"<style>{_colours(viewer)}{_STYLE.read_text(encoding='utf-8')}</style>")
-    own = st.session_state.get(_OWN)
-    lessons, faults = classroom.lessons_of(viewer.settings.lessons, [own] if isinstance(own, Lesson) else [])
-    chosen = viewer.selection("lesson") or ""
-    lesson = lessons.get(chosen) or next(iter(lessons.values()))
-    changes = viewer.selection("set", lambda text: classroom.changes_from(text, lesson)) or ()
+    opened = _opened(viewer)
+    lesson, story, at = opened.lesson, opened.story, opened.at
     is_large = viewer.selection("text") == "large"
     with st.container(key="classroom_large" if is_large else "classroom"):
-        try:
-            story = classroom.story_of(lesson, changes)
-        except LessonError as error:
-            _fault(str(error))
-            story, changes = classroom.story_of(lesson, ()), ()
-        at = min(viewer.selection("moment", natural) or 0, len(story.moments) - 1)
-        _bar(viewer, lessons, lesson, story, at)
+        if opened.fault is not None:
+            _fault(opened.fault)
+        _bar(viewer, opened.lessons, lesson, story, at)
         left, right = st.columns([1, 1.08], gap="large")
         with left:
             _moment(viewer, story, at)
         with right:
             _picture(viewer, story, at)
-        _change(viewer, lesson, changes)
-        _own_lesson(viewer, faults)
+        _change(viewer, lesson, opened.changes)
+        _own_lesson(viewer, opened.faults)
+
+
+def walk(viewer: Viewer, by: int) -> None:
+    """`by` moments further (1) or back (-1), as far as the lesson goes."""
+    opened = _opened(viewer)
+    _go(viewer, min(max(opened.at + by, 0), len(opened.story.moments) - 1))
+
+
+class _Opened(NamedTuple):
+    """The lesson that is shown: all lessons by id, files that are none, the story as changed, and where it stands.
+
+    fault  why the changes of the address are not shown, if the engine refuses them
+    """
+
+    lessons: Mapping[str, Lesson]
+    faults: list[str]
+    lesson: Lesson
+    changes: Changes
+    story: Story
+    at: int
+    fault: str | None
+
+
+def _opened(viewer: Viewer) -> _Opened:
+    own = st.session_state.get(_OWN)
+    lessons, faults = classroom.lessons_of(viewer.settings.lessons, [own] if isinstance(own, Lesson) else [])
+    chosen = viewer.selection("lesson") or ""
+    lesson = lessons.get(chosen) or next(iter(lessons.values()))
+    changes = viewer.selection("set", lambda text: classroom.changes_from(text, lesson)) or ()
+    fault = None
+    try:
+        story = classroom.story_of(lesson, changes)
+    except LessonError as error:
+        fault, changes = str(error), ()
+        story = classroom.story_of(lesson, ())
+    at = min(viewer.selection("moment", natural) or 0, len(story.moments) - 1)
+    return _Opened(lessons, faults, lesson, changes, story, at, fault)
 
 
 def _colours(viewer: Viewer) -> str:
@@ -93,8 +123,8 @@ def _bar(viewer: Viewer, lessons: Mapping[str, Lesson], lesson: Lesson, story: S
             on_change=lambda: _open(viewer, st.session_state[box]),
             width=340,
         )
-        _button(t("Back"), "cr_back", lambda: _go(viewer, at - 1), shortcut="Left", disabled=at == 0)
-        _button(t("Next"), "cr_next", lambda: _go(viewer, at + 1), shortcut="Right", disabled=at == last, primary=True)
+        _button(f"← {t('Back')}", "cr_back", lambda: _go(viewer, at - 1), disabled=at == 0)
+        _button(f"{t('Next')} →", "cr_next", lambda: _go(viewer, at + 1), disabled=at == last, primary=True)
         _slider(viewer, last, at)
         st.toggle(
             t("Predict"),
@@ -116,7 +146,6 @@ def _button(
     key: str,
     act: Callable[[], None],
     *,
-    shortcut: str | None = None,
     disabled: bool = False,
     primary: bool = False,
 ) -> None:
@@ -124,7 +153,6 @@ def _button(
         label,
         key=key,
         on_click=act,
-        shortcut=shortcut,
         disabled=disabled,
         type="primary" if primary else "secondary",
     )

@@ -7,6 +7,8 @@ read-back. Two kinds of item:
   padding repeats a token of the request itself, so a slot that was never written is never read;
 - a block of a prompt piece: the group's K/V as a view when its pages are consecutive, else gathered by page, then one
   SDPA. The mask is a window of one triangle that is kept for the life of the backend.
+
+Layers with a sliding window walk a list of their own, in steps where the window hides something.
 """
 
 from __future__ import annotations
@@ -48,10 +50,11 @@ class _DecodeBucket:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows [first, first + count) of a piece, which see keys [0, seen) of it. `mask` None with `causal`: top-left."""
+    """Rows [first, first + count) of a piece, which see its keys [skip, seen). `mask` None with `causal`: top-left."""
 
     first: int
     count: int
+    skip: int
     seen: int
     causal: bool
     mask: torch.Tensor | None
@@ -59,53 +62,85 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A prompt piece: its K/V, as slots [start, start + seq_len) or as page ids, and its blocks."""
+    """A prompt piece: its K/V, as slots [start, start + length) or as page ids, and its blocks."""
 
-    seq_len: int
+    length: int
     start: int
     pages: torch.Tensor | None
     blocks: tuple[_Block, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The work list of one step, for all layers of the same window."""
+
+    buckets: list[_DecodeBucket]
+    pieces: list[_Piece]
+
+
 class CpuBackend:
-    """Scaled-dot-product attention over gathered or viewed pages. `dtype` is the type of q and of the caches."""
+    """Scaled-dot-product attention over gathered or viewed pages.
+
+    dtype     type of q and of the caches
+    windows   see LlamaConfig.windows; () when every layer sees everything
+    """
 
     name = "cpu"
 
-    def __init__(self, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, *, dtype: torch.dtype = torch.float32, windows: tuple[int, ...] = ()) -> None:
         self._dtype = dtype
+        self._windows = windows
         self._triangle = torch.empty(0, 0, dtype=dtype)
         self._reach = -1
-        self._buckets: list[_DecodeBucket] = []
-        self._pieces: list[_Piece] = []
+        self._full = _Work([], [])
+        #: Window -> work, for those windows that hide something in this step.
+        self._windowed: dict[int, _Work] = {}
 
     def prepare(self, metadata: PagedMetadata) -> None:
-        """Build the work list of one step."""
-        self._buckets, self._pieces = [], []
+        """Build the work lists of one step."""
+        self._full = self._work(metadata, window=0)
+        self._windowed = {}
+        if self._windows:
+            longest = int(metadata.seq_lens.max(initial=0))
+            binding = {window for window in self._windows if 0 < window < longest}
+            self._windowed = {window: self._work(metadata, window=window) for window in binding}
+
+    def _work(self, metadata: PagedMetadata, *, window: int) -> _Work:
+        """Everything that attention has to do for layers of this `window`, 0: no window."""
         qo_lens, seq_lens = metadata.qo_lens, metadata.seq_lens
         self._grow_triangle(int((seq_lens - 1).max(initial=-1)) if (qo_lens > 1).any() else -1)
         decodes = np.flatnonzero(qo_lens == 1)
-        for bucket in _bucketed(decodes, seq_lens):
-            self._buckets.append(self._decode_bucket(metadata, bucket, seq_lens[bucket]))
-        for i in np.flatnonzero(qo_lens > 1).tolist():
-            self._pieces.append(self._piece(metadata, i, int(qo_lens[i]), int(seq_lens[i])))
+        visible = np.minimum(seq_lens, window) if window else seq_lens
+        return _Work(
+            [
+                self._decode_bucket(metadata, bucket, visible[bucket], seq_lens[bucket] - visible[bucket])
+                for bucket in _bucketed(decodes, visible)
+            ],
+            [
+                self._piece(metadata, i, int(qo_lens[i]), int(seq_lens[i]), window)
+                for i in np.flatnonzero(qo_lens > 1).tolist()
+            ],
+        )
 
     def run(
         self,
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        layer: int,  # noqa: ARG002 - of the protocol: the caches given are this layer's
+        layer: int,
     ) -> torch.Tensor:
         """Attention of every row: q [R, Hq, D], caches [num_pages, page_size, Hkv, D] -> [R, Hq, D]."""
         num_pages, page_size, kv_heads, head_dim = k_cache.shape
         heads = q.shape[1]
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        if self._buckets:
+        work = self._full
+        if self._windowed:
+            work = self._windowed.get(self._windows[layer], work)
+        if work.buckets:
             # One token of K or V is one row, contiguous in memory.
             k_tokens = k_cache.view(num_pages * page_size, kv_heads * head_dim)
             v_tokens = v_cache.view(num_pages * page_size, kv_heads * head_dim)
-            for bucket in self._buckets:
+            for bucket in work.buckets:
                 shape = (bucket.count, bucket.length, kv_heads, head_dim)
                 k = k_tokens.index_select(0, bucket.tokens).view(shape).transpose(1, 2)
                 v = v_tokens.index_select(0, bucket.tokens).view(shape).transpose(1, 2)
@@ -119,14 +154,14 @@ class CpuBackend:
                     out[bucket.first : end] = got
                 else:
                     out.index_copy_(0, bucket.rows, got)
-        for piece in self._pieces:
+        for piece in work.pieces:
             k, v = _piece_kv(piece, k_cache), _piece_kv(piece, v_cache)
             for block in piece.blocks:
                 rows = q[block.first : block.first + block.count].transpose(0, 1)[None]
                 got = scaled_dot_product_attention(
                     rows,
-                    k[:, :, : block.seen],
-                    v[:, :, : block.seen],
+                    k[:, :, block.skip : block.seen],
+                    v[:, :, block.skip : block.seen],
                     attn_mask=block.mask,
                     is_causal=block.causal,
                     enable_gqa=heads != kv_heads,
@@ -134,13 +169,15 @@ class CpuBackend:
                 out[block.first : block.first + block.count] = got[0].transpose(0, 1)
         return out
 
-    def _decode_bucket(self, meta: PagedMetadata, members: np.ndarray, seq_lens: np.ndarray) -> _DecodeBucket:
-        """One work item for the decode requests `members` ([n] indices) of contexts `seq_lens` ([n])."""
-        count, length = len(members), int(seq_lens.max())
+    def _decode_bucket(
+        self, meta: PagedMetadata, members: np.ndarray, visible: np.ndarray, hidden: np.ndarray
+    ) -> _DecodeBucket:
+        """One work item for the decode requests `members` ([n] indices): `visible` tokens each, after `hidden` ones."""
+        count, length = len(members), int(visible.max())
         position = np.arange(length)[None, :]
-        padded = position >= seq_lens[:, None]
-        # Padding points at token 0 of the same request: written, so finite.
-        position = np.where(padded, 0, position)
+        padded = position >= visible[:, None]
+        # Padding points at the first of the request's own tokens: written, so finite.
+        position = np.where(padded, 0, position) + hidden[:, None]
         page = meta.kv_indices[meta.kv_indptr[members][:, None] + position // meta.page_size].astype(np.int64)
         tokens = torch.from_numpy((page * meta.page_size + position % meta.page_size).reshape(-1))
         mask = None
@@ -153,24 +190,33 @@ class CpuBackend:
         rows = None if is_range else torch.from_numpy(row)
         return _DecodeBucket(first=first, count=count, length=length, rows=rows, tokens=tokens, mask=mask)
 
-    def _piece(self, meta: PagedMetadata, request: int, qo_len: int, seq_len: int) -> _Piece:
+    def _piece(self, meta: PagedMetadata, request: int, qo_len: int, seq_len: int, window: int) -> _Piece:
         """The work item of one prompt piece of more than one row."""
         pages = meta.kv_indices[meta.kv_indptr[request] : meta.kv_indptr[request + 1]]
+        first, size = int(meta.qo_indptr[request]), meta.page_size
+        gone = 0
+        if 0 < window < seq_len and meta.causal:
+            # Pages that no row of this piece sees are not read.
+            gone = max(0, seq_len - qo_len - window + 1) // size
+            pages = pages[gone:]
+            blocks = self._windowed_blocks(first, qo_len, seq_len - gone * size, window)
+        else:
+            blocks = self._blocks(first, qo_len, seq_len, causal=meta.causal)
         consecutive = bool((np.diff(pages) == 1).all())
         return _Piece(
-            seq_len=seq_len,
-            start=int(pages[0]) * meta.page_size,
+            length=seq_len - gone * size,
+            start=int(pages[0]) * size,
             pages=None if consecutive else torch.from_numpy(pages.astype(np.int64)),
-            blocks=tuple(self._blocks(int(meta.qo_indptr[request]), qo_len, seq_len, causal=meta.causal)),
+            blocks=tuple(blocks),
         )
 
     def _blocks(self, first: int, qo_len: int, seq_len: int, *, causal: bool) -> Iterator[_Block]:
         if not causal:
-            yield _Block(first=first, count=qo_len, seen=seq_len, causal=False, mask=None)
+            yield _Block(first=first, count=qo_len, skip=0, seen=seq_len, causal=False, mask=None)
             return
         if qo_len == seq_len:
             # SDPA's own causal mask is aligned top left: right only when there is no prefix.
-            yield _Block(first=first, count=qo_len, seen=seq_len, causal=True, mask=None)
+            yield _Block(first=first, count=qo_len, skip=0, seen=seq_len, causal=True, mask=None)
             return
         prefix_len = seq_len - qo_len
         for start in range(0, qo_len, BLOCK_ROWS):
@@ -178,7 +224,19 @@ class CpuBackend:
             seen = prefix_len + start + count
             left = self._reach - (prefix_len + start)
             mask = self._triangle[:count, left : left + seen]
-            yield _Block(first=first + start, count=count, seen=seen, causal=False, mask=mask)
+            yield _Block(first=first + start, count=count, skip=0, seen=seen, causal=False, mask=mask)
+
+    def _windowed_blocks(self, first: int, qo_len: int, length: int, window: int) -> Iterator[_Block]:
+        """Blocks of the last `qo_len` of `length` tokens, each of which sees `window` tokens, itself included."""
+        prefix_len = length - qo_len
+        for start in range(0, qo_len, BLOCK_ROWS):
+            count = min(BLOCK_ROWS, qo_len - start)
+            position = prefix_len + start
+            skip, seen = max(0, position - window + 1), position + count
+            behind = torch.arange(position, seen)[:, None] - torch.arange(skip, seen)[None, :]
+            mask = torch.zeros(count, seen - skip, dtype=self._dtype)
+            mask.masked_fill_((behind < 0) | (behind >= window), float("-inf"))
+            yield _Block(first=first + start, count=count, skip=skip, seen=seen, causal=False, mask=mask)
 
     def _grow_triangle(self, reach: int) -> None:
         """Make windows for prefixes up to `reach` possible.
@@ -206,11 +264,11 @@ def _bucketed(members: np.ndarray, seq_lens: np.ndarray) -> Iterator[np.ndarray]
 
 
 def _piece_kv(piece: _Piece, cache: torch.Tensor) -> torch.Tensor:
-    """K or V of one piece, [1, Hkv, seq_len, D]: a view when the pages are consecutive. Unwritten slots are cut off."""
+    """K or V of one piece, [1, Hkv, length, D]: a view when the pages are consecutive. Unwritten slots are cut off."""
     num_pages, page_size, kv_heads, head_dim = cache.shape
     if piece.pages is None:
-        tokens = cache.view(num_pages * page_size, kv_heads, head_dim)[piece.start : piece.start + piece.seq_len]
+        tokens = cache.view(num_pages * page_size, kv_heads, head_dim)[piece.start : piece.start + piece.length]
     else:
         gathered = cache.view(num_pages, page_size * kv_heads * head_dim).index_select(0, piece.pages)
-        tokens = gathered.view(-1, kv_heads, head_dim)[: piece.seq_len]
+        tokens = gathered.view(-1, kv_heads, head_dim)[: piece.length]
     return tokens.transpose(0, 1)[None]

@@ -51,7 +51,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
             name=config.model.name or model_name(path),
             page_size=config.cache.page_size,
             num_pages=num_pages,
-            attention=_attention(config, dtype),
+            attention=_attention(config, dtype, model.config.windows),
             max_context_tokens=wanted,
         )
     except RuntimeError as error:
@@ -80,11 +80,11 @@ def _too_big(config: EngineConfig, num_pages: int, token_bytes: int) -> str:
     return f"cache.{name}={getattr(config.cache, name)} asks for {mib:,.0f} MiB of K/V memory: this machine refuses it"
 
 
-def _attention(config: EngineConfig, dtype: torch.dtype) -> AttentionBackend:
+def _attention(config: EngineConfig, dtype: torch.dtype, windows: tuple[int, ...]) -> AttentionBackend:
     if config.executor.attention_backend == "reference":
         from engine.attention.torch_reference import TorchReferenceBackend
 
-        return TorchReferenceBackend()
+        return TorchReferenceBackend(windows=windows)
     from engine.attention.cpu import CpuBackend
 
-    return CpuBackend(dtype=dtype)
+    return CpuBackend(dtype=dtype, windows=windows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -10,20 +10,13 @@ from typing import Any, Final
 import torch
 
 from engine.errors import ModelFormatError
+from engine.models.hf_config import read_config
 from engine.models.json_file import read_json_object
-from engine.models.llama_config import LlamaConfig, RopeScaling
+from engine.models.llama_config import LlamaConfig
 from engine.models.weights import LayerWeights, LlamaWeights
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
-#: Fields whose other values change the arithmetic, with the only value that is computed here.
-_FIXED: Final[dict[str, Any]] = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "quantization_config": None,
-}
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,62 +25,6 @@ def load_hf_folder(folder: Path, dtype: torch.dtype) -> tuple[LlamaConfig, Llama
     config = read_config(folder)
     with _Tensors(folder) as tensors:
         return config, _read_weights(tensors, config, dtype)
-
-
-def read_config(folder: Path) -> LlamaConfig:
-    """The configuration in config.json, with the end tokens of generation_config.json when there is one."""
-    path = folder / "config.json"
-    raw = read_json_object(path)
-    for field, only in _FIXED.items():
-        if (value := raw.get(field, only)) != only:
-            raise ModelFormatError(f"{path}: {field} is {value!r:.80}; {only!r} is supported")
-    heads, hidden = _int(path, raw, "num_attention_heads"), _int(path, raw, "hidden_size")
-    if heads < 1:
-        raise ModelFormatError(f"{path}: num_attention_heads is {heads}; at least 1 is needed")
-    theta, scaling = _rope(path, raw)
-    generation = folder / "generation_config.json"
-    ends = read_json_object(generation) if generation.exists() else {}
-    return LlamaConfig(
-        vocab_size=_int(path, raw, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=_int(path, raw, "intermediate_size"),
-        num_layers=_int(path, raw, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=_int(path, raw, "num_key_value_heads", heads),
-        head_dim=_int(path, raw, "head_dim", hidden // heads),
-        max_context_tokens=_int(path, raw, "max_position_embeddings"),
-        rope_theta=theta,
-        rms_norm_eps=_float(path, raw, "rms_norm_eps", 1e-6),
-        tied_embeddings=_bool(path, raw, "tie_word_embeddings", False),
-        bos_token_id=_int(path, raw, "bos_token_id", None),
-        eos_token_ids=_token_ids(generation, ends) or _token_ids(path, raw),
-        rope_scaling=scaling,
-    ).check(path)
-
-
-def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """RoPE base and scaling, from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling`."""
-    params = raw.get("rope_parameters") or {}
-    if not isinstance(params, dict):
-        raise ModelFormatError(f"{path}: rope_parameters is {params!r:.80}; an object is needed")
-    theta = _float(path, params if "rope_theta" in params else raw, "rope_theta", 10000.0)
-    scaling = raw.get("rope_scaling") or params
-    if not isinstance(scaling, dict):
-        raise ModelFormatError(f"{path}: rope_scaling is {scaling!r:.80}; an object is needed")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling(kind=kind, factor=_float(path, scaling, "factor"))
-    if kind != "llama3":
-        raise ModelFormatError(f"{path}: RoPE type is {kind!r:.80}; 'default', 'linear' and 'llama3' are supported")
-    return theta, RopeScaling(
-        kind=kind,
-        factor=_float(path, scaling, "factor"),
-        low_freq_factor=_float(path, scaling, "low_freq_factor"),
-        high_freq_factor=_float(path, scaling, "high_freq_factor"),
-        original_context=_int(path, scaling, "original_max_position_embeddings"),
-    )
 
 
 class _Tensors:
@@ -128,13 +65,13 @@ class _Tensors:
         self._seen.add(name)
         return tensor.to(dtype)
 
-    def check_all_used(self, ignored: set[str]) -> None:
+    def check_all_used(self, ignored: set[str], family: str) -> None:
         """A tensor that nothing asked for would change the answers, silently: refuse it."""
         # Older files store the rotary frequencies, which follow from the configuration.
         unused = {n for n in self._where if not n.endswith("rotary_emb.inv_freq")} - self._seen - ignored
         if unused:
             raise ModelFormatError(
-                f"{self._folder}: tensor {min(unused)} has no place in a llama model ({len(unused)} such)"
+                f"{self._folder}: tensor {min(unused)} has no place in a {family} model ({len(unused)} such)"
             )
 
     def _handle(self, path: Path) -> Any:
@@ -191,65 +128,40 @@ def _names(path: Path) -> list[str]:
 
 
 def _read_weights(tensors: _Tensors, config: LlamaConfig, dtype: torch.dtype) -> LlamaWeights:
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
 
     def take(name: str, *shape: int) -> torch.Tensor:
         return tensors.take(name, shape, dtype)
 
-    layers = []
-    for i in range(config.num_layers):
-        p = f"model.layers.{i}"
-        q = take(f"{p}.self_attn.q_proj.weight", q_width, hidden)
-        k, v = (take(f"{p}.self_attn.{name}_proj.weight", kv_width, hidden) for name in "kv")
-        gate, up = (take(f"{p}.mlp.{name}_proj.weight", ffn, hidden) for name in ("gate", "up"))
-        layers.append(
-            LayerWeights(
-                attention_norm=take(f"{p}.input_layernorm.weight", hidden),
-                qkv=torch.cat((q, k, v)),
-                attention_out=take(f"{p}.self_attn.o_proj.weight", hidden, q_width),
-                mlp_norm=take(f"{p}.post_attention_layernorm.weight", hidden),
-                gate_up=torch.cat((gate, up)),
-                down=take(f"{p}.mlp.down_proj.weight", hidden, ffn),
-            )
-        )
+    layers = [_read_layer(take, config, f"model.layers.{i}") for i in range(config.num_layers)]
     embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
     # Tied files may carry a copy of the table; the configuration decides.
     head = embedding if config.tied_embeddings else take("lm_head.weight", config.vocab_size, hidden)
     final_norm = take("model.norm.weight", hidden)
-    tensors.check_all_used({"lm_head.weight"} if config.tied_embeddings else set())
+    tensors.check_all_used({"lm_head.weight"} if config.tied_embeddings else set(), config.family)
     return LlamaWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=head)
 
 
-def _int(path: Path, raw: Mapping[str, Any], field: str, default: Any = ...) -> Any:
-    value = raw.get(field)
-    if value is None and default is not ...:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ModelFormatError(f"{path}: {field} is {value!r:.80}; an integer is needed")
-    return value
+def _read_layer(take: Callable[..., torch.Tensor], config: LlamaConfig, p: str) -> LayerWeights:
+    """The layer whose tensors begin with `p`."""
+    hidden, ffn, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_width, kv_width = config.num_heads * dim, config.num_kv_heads * dim
+    widths = (("q", q_width), ("k", kv_width), ("v", kv_width))
 
+    def bias(wanted: bool, *parts: tuple[str, int]) -> torch.Tensor | None:
+        return torch.cat([take(f"{p}.{name}.bias", width) for name, width in parts]) if wanted else None
 
-def _float(path: Path, raw: Mapping[str, Any], field: str, default: float | None = None) -> float:
-    value = raw.get(field, default)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ModelFormatError(f"{path}: {field} is {value!r:.80}; a number is needed")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ModelFormatError(f"{path}: {field} is an integer beyond every number that is computed here") from None
-
-
-def _bool(path: Path, raw: Mapping[str, Any], field: str, default: bool) -> bool:
-    value = raw.get(field, default)
-    if not isinstance(value, bool):
-        raise ModelFormatError(f"{path}: {field} is {value!r:.80}; true or false is needed")
-    return value
-
-
-def _token_ids(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
-    value = raw.get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
-        raise ModelFormatError(f"{path}: eos_token_id is {value!r:.80}; an integer or a list of integers is needed")
-    return tuple(dict.fromkeys(ids))
+    return LayerWeights(
+        attention_norm=take(f"{p}.input_layernorm.weight", hidden),
+        qkv=torch.cat([take(f"{p}.self_attn.{name}_proj.weight", width, hidden) for name, width in widths]),
+        attention_out=take(f"{p}.self_attn.o_proj.weight", hidden, q_width),
+        mlp_norm=take(f"{p}.post_attention_layernorm.weight", hidden),
+        gate_up=torch.cat([take(f"{p}.mlp.{name}_proj.weight", ffn, hidden) for name in ("gate", "up")]),
+        down=take(f"{p}.mlp.down_proj.weight", hidden, ffn),
+        qkv_bias=bias(config.qkv_bias, *((f"self_attn.{name}_proj", width) for name, width in widths)),
+        attention_out_bias=bias(config.attention_out_bias, ("self_attn.o_proj", hidden)),
+        gate_up_bias=bias(config.mlp_bias, ("mlp.gate_proj", ffn), ("mlp.up_proj", ffn)),
+        down_bias=bias(config.mlp_bias, ("mlp.down_proj", hidden)),
+        q_norm=take(f"{p}.self_attn.q_norm.weight", dim) if config.qk_norm else None,
+        k_norm=take(f"{p}.self_attn.k_norm.weight", dim) if config.qk_norm else None,
+    )

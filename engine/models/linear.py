@@ -16,12 +16,13 @@ from torch.nn.functional import linear
 
 
 class Linear:
-    """y = x Wᵀ without a bias. `wide` marks a matrix with many more outputs than inputs (the LM head)."""
+    """y = x Wᵀ + bias. `wide` marks a matrix with many more outputs than inputs (the LM head)."""
 
-    __slots__ = ("_multiply_packed", "_packed", "_stored", "_transposed", "layout")
+    __slots__ = ("_bias", "_multiply_packed", "_packed", "_stored", "_transposed", "layout")
 
-    def __init__(self, weight: torch.Tensor, *, wide: bool = False) -> None:
-        """`weight` is [out, in]; it is copied unless it is kept as stored."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> None:
+        """`weight` is [out, in], `bias` [out]; the weight is copied unless it is kept as stored."""
+        self._bias = bias
         self._packed: Any = None
         self._stored: torch.Tensor | None = None
         self._transposed: torch.Tensor | None = None
@@ -38,17 +39,20 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, in] -> [R, out]."""
         if self._transposed is not None:
+            if self._bias is not None:
+                return torch.addmm(self._bias, x, self._transposed)
             return torch.mm(x, self._transposed)
         if self._packed is not None:
-            y: torch.Tensor = self._multiply_packed(x, self._packed, None, "none", [], "")
+            y: torch.Tensor = self._multiply_packed(x, self._packed, self._bias, "none", [], "")
             return y
         assert self._stored is not None
-        return linear(x, self._stored)
+        return linear(x, self._stored, self._bias)
 
     def add_to(self, base: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """base + x Wᵀ, where `base` [R, out] may be overwritten."""
+        """base + x Wᵀ + bias, where `base` [R, out] may be overwritten."""
         if self._transposed is not None:
-            return base.addmm_(x, self._transposed)
+            added = base.addmm_(x, self._transposed)
+            return added if self._bias is None else added.add_(self._bias)
         return base.add_(self(x))
 
 

@@ -14,7 +14,7 @@ from engine.attention.base import AttentionBackend
 from engine.models.linear import Linear
 from engine.models.llama_config import LlamaConfig
 from engine.models.rope import rope_tables, rotate
-from engine.models.weights import LlamaWeights
+from engine.models.weights import LayerWeights, LlamaWeights
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class _Layer:
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    qk_norm: torch.Tensor | None
 
 
 class LlamaModel:
@@ -58,11 +59,12 @@ class LlamaModel:
             self._layers.append(
                 _Layer(
                     attention_norm=layer.attention_norm,
-                    qkv=Linear(layer.qkv),
-                    attention_out=Linear(layer.attention_out),
+                    qkv=Linear(layer.qkv, layer.qkv_bias),
+                    attention_out=Linear(layer.attention_out, layer.attention_out_bias),
                     mlp_norm=layer.mlp_norm,
-                    gate_up=Linear(layer.gate_up),
-                    down=Linear(layer.down),
+                    gate_up=Linear(layer.gate_up, layer.gate_up_bias),
+                    down=Linear(layer.down, layer.down_bias),
+                    qk_norm=_qk_norm(config, layer),
                 )
             )
         self._cos, self._sin = rope_tables(config, 0, self.dtype)
@@ -99,7 +101,10 @@ class LlamaModel:
         last = len(self._layers) - 1
         for number, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
             qkv = layer.qkv(rms_norm(hidden, norm_shape, layer.attention_norm, eps))
-            qk = rotate(qkv[:, :width].view(num_rows, turned, dim), cos, sin)
+            qk = qkv[:, :width].view(num_rows, turned, dim)
+            if layer.qk_norm is not None:
+                qk = rms_norm(qk, (dim,), None, eps).mul_(layer.qk_norm)
+            qk = rotate(qk, cos, sin)
             cache.k_slots.index_copy_(0, out_slots, qk[:, heads:])
             cache.v_slots.index_copy_(0, out_slots, qkv[:, width:].view(num_rows, kv_heads, dim))
             if number == last and rows is not None and not len(rows):
@@ -113,3 +118,11 @@ class LlamaModel:
             gate, up = layer.gate_up(rms_norm(hidden, norm_shape, layer.mlp_norm, eps)).chunk(2, dim=-1)
             hidden = layer.down.add_to(hidden, silu(gate).mul_(up))
         return self._lm_head(rms_norm(hidden, norm_shape, self._final_norm, eps))
+
+
+def _qk_norm(config: LlamaConfig, layer: LayerWeights) -> torch.Tensor | None:
+    """Weights of the head norms for q and k heads together, [Hq + Hkv, D]; None where the model has none."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    q, k = layer.q_norm.expand(config.num_heads, -1), layer.k_norm.expand(config.num_kv_heads, -1)
+    return torch.cat((q, k))

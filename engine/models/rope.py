@@ -16,10 +16,13 @@ def rope_tables(config: LlamaConfig, max_positions: int, dtype: torch.dtype) -> 
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
-    if config.rope_scaling is not None:
-        frequencies = _scaled(frequencies, config.rope_scaling)
+    scaling = config.rope_scaling
+    if scaling is not None:
+        frequencies = _scaled(frequencies, scaling, config.rope_theta)
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
     cos, sin = angles.cos(), angles.sin()
+    if scaling is not None and scaling.magnitude != 1.0:
+        cos, sin = cos * scaling.magnitude, sin * scaling.magnitude
     cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
     return cos[:, None, :].to(dtype), sin[:, None, :].to(dtype)
 
@@ -30,13 +33,34 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.addcmul(x * cos, torch.cat((high, low), dim=-1), sin)
 
 
-def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Frequencies stretched for contexts beyond the trained one."""
+def _scaled(frequencies: torch.Tensor, scaling: RopeScaling, theta: float) -> torch.Tensor:
+    """Frequencies stretched for contexts beyond the trained one. frequencies [D / 2] -> [D / 2]."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # llama3: wavelengths shorter than original / high stay, longer than original / low are stretched by `factor`,
-    # those between move smoothly from one to the other.
-    turns = scaling.original_context * frequencies / (2 * math.pi)
-    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    keep = keep.clamp(0.0, 1.0)
+    if scaling.kind == "factors":
+        return frequencies / torch.tensor(scaling.factors)
+    if scaling.kind == "yarn":
+        keep = _yarn_keep(len(frequencies), scaling, theta)
+    else:
+        # llama3: wavelengths shorter than original / high stay, longer than original / low are stretched by `factor`,
+        # those between move smoothly from one to the other.
+        turns = scaling.original_context * frequencies / (2 * math.pi)
+        keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        keep = keep.clamp(0.0, 1.0)
     return keep * frequencies + (1 - keep) * frequencies / scaling.factor
+
+
+def _yarn_keep(count: int, scaling: RopeScaling, theta: float) -> torch.Tensor:
+    """How much of each frequency yarn keeps unstretched, [count] in [0, 1]: 1 up to one dimension, 0 from another on."""
+
+    def dimension(turns: float) -> float:
+        """Where, as an index into the frequencies, a frequency turns this often within the original context."""
+        return count * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * count - 1)
+    if first == last:
+        last += 0.001  # a step instead of a ramp, without dividing by nothing
+    return 1 - ((torch.arange(count, dtype=torch.float32) - first) / (last - first)).clamp(0.0, 1.0)

@@ -9,10 +9,11 @@ import torch
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One decoder layer; matrices are [out, in].
+    """One decoder layer; matrices are [out, in]. Biases and head norms are None where the model has none.
 
-    qkv      [(Hq + 2 Hkv) D, hidden]  q rows, then k, then v, in rotate-half order
-    gate_up  [2 ffn, hidden]           gate rows, then up
+    qkv      [(Hq + 2 Hkv) D, hidden]  q rows, then k, then v, in rotate-half order; `qkv_bias` alike
+    gate_up  [2 ffn, hidden]           gate rows, then up; `gate_up_bias` alike
+    q_norm, k_norm   [D]               of each head, before it is turned
     """
 
     attention_norm: torch.Tensor
@@ -21,6 +22,12 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    attention_out_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
 
 
 @dataclass(slots=True)

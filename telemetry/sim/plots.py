@@ -79,7 +79,9 @@ def write_plots(watch: Watch, folder: Path, title: str) -> list[Path]:
     if rows := watch.queue():
         files.append(write(folder / "queue.svg", queue_chart(rows, title)))
     files += [
-        write(folder / f"{name}.svg", spread_chart(rows, name, title)) for name in _WORDS if (rows := watch.spread(name))
+        write(folder / f"{name}.svg", spread_chart(rows, name, title))
+        for name in _WORDS
+        if (rows := watch.spread(name))
     ]
     return files
 

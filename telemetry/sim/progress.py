@@ -38,6 +38,12 @@ class Meter:
         if self._progress is not None and self._task is not None:
             self._progress.reset(self._task, total=total or None, description=name)
 
+    def say(self, words: str) -> None:
+        """Other words for the same stretch."""
+        self._phase = words
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=words)
+
     def tell(self, done: int) -> None:
         """`done` requests of this stretch are over."""
         self._calls += 1

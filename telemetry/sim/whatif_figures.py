@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from telemetry.sim.bootstrap import Gaps, Values, intervals
-from telemetry.sim.measure import BIN_S, Served
+from telemetry.sim.loop import Loop
+from telemetry.sim.measure import BIN_S, Measure, Served
 from telemetry.sim.parts import digits
 from telemetry.sim.whatif_result import Compared, Curve, Decile, Interval, ModelCheck, Pair
-
-if TYPE_CHECKING:
-    from telemetry.sim.whatif import Side
 
 _F64 = NDArray[np.float64]
 MOST_PAIRS: Final = 2_000
 #: Smaller changes of one request's time are none.
 _SAME: Final = 0.01
-_QUANTILES: Final = (
+QUANTILES: Final = (
     ("ttft", 0.5),
     ("ttft", 0.9),
     ("ttft", 0.99),
@@ -31,7 +29,15 @@ _QUANTILES: Final = (
 )
 
 
-class _Run:
+class Simulated(Protocol):
+    """A simulated run that is over: its loop, its measure, and each request as it ended."""
+
+    loop: Loop
+    measure: Measure
+    served: dict[str, Served]
+
+
+class Requests:
     """The compared requests of one run."""
 
     def __init__(self, served: Sequence[Served]) -> None:
@@ -41,21 +47,21 @@ class _Run:
         self.tbt = Gaps(served)
 
     def figures(self, weights: _F64) -> list[float | None]:
-        """In the order of _QUANTILES."""
+        """In the order of QUANTILES."""
         parts: dict[str, Values | Gaps] = {"ttft": self.ttft, "tbt": self.tbt, "e2e": self.e2e}
-        return [parts[name].quantile(weights, share) for name, share in _QUANTILES]
+        return [parts[name].quantile(weights, share) for name, share in QUANTILES]
 
 
 class Paired:
     """Requests that ended by themselves, with a first token, in both runs; in the order of the first run."""
 
     def __init__(self, before: Mapping[str, Served], after: Mapping[str, Served]) -> None:
-        rids = [rid for rid, one in before.items() if _whole(one) and _whole(after.get(rid))]
+        rids = [rid for rid, one in before.items() if is_compared(one) and is_compared(after.get(rid))]
         self.count = len(rids)
-        self._before = _Run([before[rid] for rid in rids])
-        self._after = _Run([after[rid] for rid in rids])
+        self._before = Requests([before[rid] for rid in rids])
+        self._after = Requests([after[rid] for rid in rids])
 
-    def compared(self, before: Side, after: Side, *, resamples: int, seed: int) -> tuple[Compared, ...]:
+    def compared(self, before: Simulated, after: Simulated, *, resamples: int, seed: int) -> tuple[Compared, ...]:
         """Quantiles with intervals, then numbers of the whole runs without."""
         spreads = intervals(self._before.figures, self._after.figures, self.count, resamples=resamples, seed=seed)
         rows = [
@@ -64,7 +70,7 @@ class Paired:
                 "s",
                 *(Interval(value=digits(v), low=digits(lo), high=digits(hi)) for v, lo, hi in parts),
             )
-            for (name, share), *parts in zip(_QUANTILES, *spreads, strict=True)
+            for (name, share), *parts in zip(QUANTILES, *spreads, strict=True)
         ]
         return (*rows, *_whole_runs(before, after))
 
@@ -129,11 +135,11 @@ def checks_of(
     happened: Mapping[str, Served], simulated: Mapping[str, Served]
 ) -> tuple[tuple[ModelCheck, ...], float | None]:
     """The recorded run beside its simulation, and the median relative error of single requests' first tokens."""
-    rids = [rid for rid, one in happened.items() if _whole(one) and _whole(simulated.get(rid))]
-    recorded, again = _Run([happened[rid] for rid in rids]), _Run([simulated[rid] for rid in rids])
+    rids = [rid for rid, one in happened.items() if is_compared(one) and is_compared(simulated.get(rid))]
+    recorded, again = Requests([happened[rid] for rid in rids]), Requests([simulated[rid] for rid in rids])
     ones = np.ones(len(rids))
     checks = []
-    for (name, share), was, now in zip(_QUANTILES, recorded.figures(ones), again.figures(ones), strict=True):
+    for (name, share), was, now in zip(QUANTILES, recorded.figures(ones), again.figures(ones), strict=True):
         error = None if not was or now is None else round(now / was - 1, 4)
         checks.append(
             ModelCheck(name=f"{name}_p{round(share * 100)}", recorded=digits(was), simulated=digits(now), error=error)
@@ -156,7 +162,8 @@ def _beside(one: Compared, check: ModelCheck | None) -> Compared:
     return one.model_copy(update={"model_error": check.error, "is_within_error": within})
 
 
-def _whole(one: Served | None) -> bool:
+def is_compared(one: Served | None) -> TypeGuard[Served]:
+    """Whether it ended by itself, with a first token."""
     return one is not None and one.is_whole and one.ttft_ns is not None
 
 
@@ -194,11 +201,11 @@ def _compared(name: str, unit: Literal["s", "1/s", "share", "count"], *parts: In
     )
 
 
-def _whole_runs(before: Side, after: Side) -> list[Compared]:
+def _whole_runs(before: Simulated, after: Simulated) -> list[Compared]:
     """Numbers that a run has once: no interval can be drawn for them."""
     rows: list[tuple[str, Literal["s", "1/s", "share", "count"], list[float | None]]] = [
-        ("cache_hit_rate", "share", [_hit_rate(side) for side in (before, after)]),
-        ("output_tokens_per_s", "1/s", [_rate(side) for side in (before, after)]),
+        ("cache_hit_rate", "share", [hit_rate(side) for side in (before, after)]),
+        ("output_tokens_per_s", "1/s", [throughput(side) for side in (before, after)]),
         ("retractions", "count", [float(side.measure.retractions) for side in (before, after)]),
         ("steps", "count", [float(side.loop.steps) for side in (before, after)]),
         ("duration", "s", [_duration(side) for side in (before, after)]),
@@ -211,15 +218,17 @@ def _whole_runs(before: Side, after: Side) -> list[Compared]:
     return found
 
 
-def _hit_rate(side: Side) -> float | None:
+def hit_rate(side: Simulated) -> float | None:
+    """Share of the prompt tokens that the cache had; None when nobody was admitted."""
     admitted = [one for one in side.served.values() if one.cached_len is not None]
     prompts = sum(one.prompt_len for one in admitted)
     return sum(one.cached_len or 0 for one in admitted) / prompts if prompts else None
 
 
-def _duration(side: Side) -> float:
+def _duration(side: Simulated) -> float:
     return max(side.measure.end_ns - (side.measure.start_ns or 0), 1) / 1e9
 
 
-def _rate(side: Side) -> float:
+def throughput(side: Simulated) -> float:
+    """Output tokens a second, from the first arrival to the last token."""
     return sum(one.output_len for one in side.served.values()) / _duration(side)

@@ -1,4 +1,6 @@
-"""A lesson in a real browser, with no engine: keys step it, an answer is checked, and the address holds the place."""
+"""A lesson in a real browser, with no engine: each key counts once, an answer is checked, and the address
+holds the place.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
 
 from browser import CHROMIUM, PATIENCE_MS, Visit, chromium, streamlit
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, WebSocketRoute, expect
 
 pytestmark = [
     pytest.mark.browser,
@@ -31,37 +33,76 @@ def visit(tmp_path: Path) -> Iterator[Visit]:
         context.close()
 
 
-def press(page: Page, key: str, then: str) -> None:
-    """Press `key` until the moment says `then`: one that falls into a refresh of the head is not heard, nor kept."""
-    moment = page.get_by_test_id("moment").get_by_text(then)
+def opened(page: Page, address: str) -> Locator:
+    """The moment of a lesson at `address`, once the page hears keys."""
+    page.goto(address, wait_until="commit")
     page.wait_for_function("() => document.documentElement.dataset.keys")
-    for _ in range(4):
-        page.keyboard.press(key)
-        try:
-            expect(moment.first).to_be_visible(timeout=5_000)
-        except AssertionError:
-            continue
-        return
-    raise AssertionError(f"{key} does not lead to {then!r}: {page.get_by_test_id('moment').inner_text()}")
+    return page.get_by_test_id("moment")
 
 
 def test_a_lesson_is_stepped_by_keys_and_a_prediction_is_checked(visit: Visit) -> None:
     page = visit.page
-    page.goto("/?view=classroom&lesson=four-requests&moment=3", wait_until="commit")
-    moment = page.get_by_test_id("moment")
+    moment = opened(page, "/?view=classroom&lesson=four-requests&moment=3")
     expect(moment).to_contain_text(
         "remaining_total = free 228×16 + evictable 4×16 − decode rows 8 − promised 336 = 3368"
     )
-    page.get_by_role("button", name="Next").wait_for()
-    press(page, "ArrowRight", "A comes up: 160 tokens")
+    page.keyboard.press("ArrowRight")
+    expect(moment).to_contain_text("A comes up: 160 tokens")
     page.get_by_role("button", name="admitted whole (admitted_whole)").click()
     verdict = page.get_by_test_id("verdict")
     expect(verdict).to_contain_text("The scheduler decided otherwise: admitted, first chunk only")
-    press(page, "ArrowRight", "Admitted · A")
-    press(page, "ArrowLeft", "A comes up: 160 tokens")
+    page.keyboard.press("ArrowRight")
+    expect(moment).to_contain_text("Admitted · A")
+    page.keyboard.press("ArrowLeft")
+    expect(moment).to_contain_text("A comes up: 160 tokens")
     expect(verdict).to_have_count(0)
     page.wait_for_url("**moment=4**")
     page.reload(wait_until="commit")
     expect(moment).to_contain_text("A comes up: 160 tokens")
     # The lesson is never faded, though no engine answers.
     assert page.locator(".st-key-live").evaluate("live => getComputedStyle(live).opacity") == "1"
+
+
+def test_each_key_counts_once_however_quick_and_the_browser_goes_back_by_moments(visit: Visit) -> None:
+    page = visit.page
+    opened(page, "/?view=classroom&lesson=four-requests")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_url("**moment=5**")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_url("**moment=3**")
+    expect(page.get_by_text("Moment 3 of")).to_be_visible()
+    # A view chosen by the mouse does not keep the arrows for itself.
+    visit.show("Classroom")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**moment=4**")
+    page.go_back()
+    page.wait_for_url("**moment=3**")
+    expect(page.get_by_text("Moment 3 of")).to_be_visible()
+    page.go_forward()
+    page.wait_for_url("**moment=4**")
+    expect(page.get_by_text("Moment 4 of")).to_be_visible()
+
+
+def test_a_key_is_heard_though_its_message_is_lost(visit: Visit) -> None:
+    lost: list[str | bytes] = []
+
+    def lose_the_first(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+
+        def pass_on(message: str | bytes) -> None:
+            if not lost and isinstance(message, bytes) and b"ArrowRight" in message:
+                lost.append(message)
+            else:
+                server.send(message)
+
+        socket.on_message(pass_on)
+
+    page = visit.page
+    page.route_web_socket("**/_stcore/stream", lose_the_first)
+    opened(page, "/?view=classroom&lesson=four-requests&moment=3")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**moment=4**")
+    expect(page.get_by_text("Moment 4 of")).to_be_visible()
+    assert lost
