@@ -91,6 +91,11 @@ class JournalSink:
         """Number of the segment being written."""
         return self._header.segment if self._header else 0
 
+    @property
+    def event_hash(self) -> str:
+        """Hash of the core's events so far; once closed, that of the last checkpoint."""
+        return self._hash.hexdigest()
+
     def emit(self, event: AnyEvent) -> None:
         """Take one event; writes when a batch is due. Raises OSError when writing fails, JournalError when misused."""
         if self._closed:

@@ -27,6 +27,8 @@ from telemetry.sim.workload import Ask
 _MOST_IDLE: Final = 1_000_000
 #: How long a server rests after a step that did nothing although somebody waits.
 _IDLE_NS: Final = 5_000_000
+#: So many keys cost less one by one than as an array.
+_FEW_PAGES: Final = 8
 
 
 class Stuck(RuntimeError):
@@ -215,9 +217,12 @@ class Loop:
         return OutcomeRow(rid, key, head, finish, detail)
 
     def _key(self, live: _Live, page: int) -> int:
-        """Key of a page with output tokens. Made for 64 pages at once: one by one they would cost more than a step."""
+        """Key of a page with output tokens. A long answer has them made for 64 pages at once."""
         if live.own_keys is None or not live.page <= page < live.page + len(live.own_keys):
-            live.page, live.own_keys = page, live.ask.blocks.pages(self._page, page, 64)
+            ask = live.ask
+            if (ask.prompt_len + ask.output_len) // self._page - page <= _FEW_PAGES:
+                return ask.blocks.page(self._page, page)
+            live.page, live.own_keys = page, ask.blocks.pages(self._page, page, 64)
         return live.own_keys.item(page - live.page)
 
     def _forget(self, rid: str) -> None:

@@ -15,7 +15,6 @@ from invariants.checker import InvariantChecker
 from telemetry.folding import EventHash
 from telemetry.journal import JournalSink, new_journal_path
 from telemetry.journal_reader import JournalReader
-from telemetry.schema_journal import CheckpointRecord
 from telemetry.sim.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson
 from telemetry.sim.commands import SimCommand
 from telemetry.sim.cost_fit import StepSamples, fit
@@ -41,6 +40,7 @@ class Plan:
 
     config, num_pages   of the simulated engine
     base, base_pages    as the journal has them; for a trace, the defaults
+    journal             where the workload was recorded; None for a trace
     """
 
     workload: Workload
@@ -53,6 +53,7 @@ class Plan:
     model: str = "simulated"
     wall_ns: int = 0
     notes: list[str] = field(default_factory=list)
+    journal: Path | None = None
 
 
 def is_journal(path: Path) -> bool:
@@ -118,6 +119,7 @@ def _journal_plan(path: Path, settings: dict[str, str], command: SimCommand) -> 
         model=recorded.started.model,
         wall_ns=recorded.started.wall_ns,
         notes=page_notes(config, recorded.started.page_size),
+        journal=path,
     )
 
 
@@ -177,15 +179,6 @@ def journal_sink(folder: Path) -> JournalSink:
     return JournalSink(new_journal_path(folder, time.time_ns()), clock=VirtualClock())
 
 
-def hash_of(journal: Path) -> str:
-    """The hash in a journal's last checkpoint."""
-    found = ""
-    for _, raw in JournalReader(journal).read(lambda raw: raw if raw.startswith(b'{"type":"checkpoint"') else None):
-        if raw is not None:
-            found = CheckpointRecord.model_validate_json(raw).hash
-    return found
-
-
 def simulate(
     command: SimCommand, plan: Plan, progress: Meter, *, version: str = "", watch: EventSink | None = None
 ) -> SimResult:
@@ -226,7 +219,7 @@ def simulate(
         estimator=estimator,
         violations=None if checker is None else checker.violations_by_id,
         journal=None if journal is None else str(journal.path),
-        event_hash=hash_of(journal.path) if journal is not None else event_hash.hexdigest() if event_hash else None,
+        event_hash=journal.event_hash if journal is not None else event_hash.hexdigest() if event_hash else None,
         wall_s=time.monotonic() - began,
         notes=(*plan.notes, *_notes(plan, loop)),
     )

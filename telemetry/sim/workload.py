@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from engine.request import Cause
 
 _U64 = NDArray[np.uint64]
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_LOW_64: Final = 2**64 - 1
+_MOST_SIGNED: Final = 2**63 - 1
+_GOLDEN_INT: Final = 0x9E3779B97F4A7C15
+_GOLDEN: Final = np.uint64(_GOLDEN_INT)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 
@@ -29,6 +32,13 @@ def mixed(values: _U64) -> _U64:
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
     return values ^ (values >> np.uint64(31))
+
+
+def mixed_one(value: int) -> int:
+    """`mixed` of one number, 0 to 2**64 - 1. NumPy needs ten times as long for a single one."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _LOW_64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _LOW_64
+    return value ^ (value >> 31)
 
 
 def digest64(text: str) -> int:
@@ -51,7 +61,7 @@ class Blocks:
         self._size = size
         self._keys = keys
         self._known = min(known, len(keys) * size)
-        self._own = np.uint64(own)
+        self._own = own
 
     def pages(self, page_size: int, first: int, count: int) -> NDArray[np.int64]:
         """Keys of pages [first, first + count) of `page_size` tokens."""
@@ -66,12 +76,25 @@ class Blocks:
                 at = self._keys[blocks]
                 keys[:shared] = np.where(offsets == np.uint64(self._size), at, mixed(at + offsets * _GOLDEN))
             if shared < count:
-                keys[shared:] = mixed(self._own + ends[shared:].astype(np.uint64) * _GOLDEN)
+                keys[shared:] = mixed(np.uint64(self._own) + ends[shared:].astype(np.uint64) * _GOLDEN)
         return keys.view(np.int64)
+
+    def page(self, page_size: int, index: int) -> int:
+        """The key of one page, as `pages` has it."""
+        end = (index + 1) * page_size
+        if end > self._known:
+            key = mixed_one((self._own + end * _GOLDEN_INT) & _LOW_64)
+        else:
+            block = (end - 1) // self._size
+            offset = end - block * self._size
+            key = self._keys.item(block)
+            if offset != self._size:
+                key = mixed_one((key + offset * _GOLDEN_INT) & _LOW_64)
+        return key if key <= _MOST_SIGNED else key - _LOW_64 - 1
 
     def head(self, tokens: int) -> int:
         """One key of the first `tokens` tokens: of two requests it is equal when they are known to share them."""
-        return int(self.pages(tokens, 0, 1)[0])
+        return self.page(tokens, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

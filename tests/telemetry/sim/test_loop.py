@@ -112,6 +112,7 @@ def test_equal_runs_have_equal_hashes_and_other_seeds_other_ones(
     assert other["event_hash"] != bare["event_hash"]
     files = [next((tmp_path / name).glob("*.jsonl")).read_bytes() for name in "ab"]
     assert files[0] == files[1]
+    assert json.loads(files[0].splitlines()[-1])["hash"] == bare["event_hash"], "the journal's last checkpoint"
 
 
 def test_a_pool_too_small_for_a_prompt_refuses_it_and_says_what_sets_it(capsys: pytest.CaptureFixture[str]) -> None:

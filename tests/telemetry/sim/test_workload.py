@@ -50,3 +50,9 @@ def test_a_block_known_in_part_gives_no_key_beyond_it() -> None:
     one, other = (Blocks(size=8, keys=chain([1, 2]), known=12, own=own) for own in (1, 2))
     assert one.pages(4, 0, 3).tolist() == other.pages(4, 0, 3).tolist()
     assert one.pages(4, 3, 1).tolist() != other.pages(4, 3, 1).tolist()
+
+
+@given(SIZES, SIZES, st.integers(0, 60), st.integers(0, 2**64 - 1))
+def test_one_page_has_the_key_that_many_at_once_have(block: int, page: int, known: int, own: int) -> None:
+    blocks = Blocks(size=block, keys=chain(list(range(10))), known=known, own=own)
+    assert [blocks.page(page, index) for index in range(60)] == blocks.pages(page, 0, 60).tolist()
