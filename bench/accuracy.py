@@ -2,7 +2,7 @@
 
     python bench/accuracy.py [--dtype float32] [--prompts 4] [--prompt-tokens 64] [--new-tokens 64]
 
-The oracle is transformers' LlamaForCausalLM in float32. For SmolLM2 it is built here from the GGUF file with weights
+The oracle is transformers' own model in float32. For SmolLM2 it is built here from the GGUF file with weights
 that are dequantised by the `gguf` package's own reader, so that nothing of the engine's loader is trusted. A tiny
 random Llama goes through a Hugging Face folder, in one file and sharded. Prints a table and one JSON line per model.
 """
@@ -103,9 +103,14 @@ def rotate_half_rows(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight[source]
 
 
-def tiny_llama(folder: Path, *, shard_size: str | None = None, seed: int = 0, **overrides: Any) -> Any:
-    """A random Llama saved to `folder` as safetensors (many files when `shard_size` is small); returns the oracle."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def tiny_model(
+    folder: Path, family: str = "llama", *, shard_size: str | None = None, seed: int = 0, **overrides: Any
+) -> Any:
+    """A random model of `family` saved to `folder` as safetensors (many files when `shard_size` is small): the oracle.
+
+    Norms and biases are random too: as a library makes them, ones and zeros, they would hide that they are not read.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     settings: dict[str, Any] = {
         "vocab_size": 512,
@@ -119,7 +124,12 @@ def tiny_llama(folder: Path, *, shard_size: str | None = None, seed: int = 0, **
         "eos_token_id": 2,
     }
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(settings | overrides))).eval()
+    config = AutoConfig.for_model(family, **(settings | overrides))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
     limit = {} if shard_size is None else {"max_shard_size": shard_size}
     model.save_pretrained(folder, **limit)
     return model
@@ -210,7 +220,7 @@ def main() -> None:
     for name, shard_size in (("tiny-one-file", None), ("tiny-sharded", "100KB")):
         with tempfile.TemporaryDirectory() as base:
             folder = Path(base) / name
-            measure(folder, tiny_llama(folder, shard_size=shard_size))
+            measure(folder, tiny_model(folder, shard_size=shard_size))
     print(f"{'model':<24}{'dtype':<10}{'rows':>6}{'max abs':>11}{'relative':>11}{'top-1':>12}{'greedy':>12}")
     for r in results:
         print(

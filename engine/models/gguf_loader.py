@@ -41,7 +41,9 @@ def read_config(file: GgufFile) -> LlamaConfig:
     head_dim = file.get(f"{arch}.attention.key_length", int, hidden // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         if (size := file.get(f"{arch}.{name}", int, head_dim)) != head_dim:
-            raise ModelFormatError(f"{file.path}: {arch}.{name} is {size}; only the key length, {head_dim}, is supported")
+            raise ModelFormatError(
+                f"{file.path}: {arch}.{name} is {size}; only the key length, {head_dim}, is supported"
+            )
     for name, only in _FIXED.items():
         if (value := file.get(f"{arch}.{name}", float, only)) != only:
             raise ModelFormatError(f"{file.path}: {arch}.{name} is {value}; {only} is supported")

@@ -51,7 +51,7 @@ def _scaled(frequencies: torch.Tensor, scaling: RopeScaling, theta: float) -> to
 
 
 def _yarn_keep(count: int, scaling: RopeScaling, theta: float) -> torch.Tensor:
-    """How much of each frequency yarn keeps unstretched, [count] in [0, 1]: 1 up to one dimension, 0 from another on."""
+    """How much of each frequency yarn keeps, [count] in [0, 1]: 1 up to one dimension, 0 from another on."""
 
     def dimension(turns: float) -> float:
         """Where, as an index into the frequencies, a frequency turns this often within the original context."""

@@ -124,20 +124,24 @@ def metadata_of(lens: list[tuple[int, int]], pages: list[list[int]], page: int) 
     )
 
 
-def float64_loop(batch: Ragged) -> np.ndarray:
-    """Attention by its definition: one row, one head at a time, in float64, from the logical K/V. [R, Hq, D]."""
+def float64_loop(batch: Ragged, *, window: int = 0) -> np.ndarray:
+    """Attention by its definition: one row, one head at a time, in float64, from the logical K/V. [R, Hq, D].
+
+    `window`: tokens that a row sees, itself included; 0: all before it.
+    """
     out = []
     rows = batch.q.double().numpy()
     row = 0
     for (count, seq), keys, values in zip(batch.lengths, batch.keys, batch.values, strict=True):
         for j in range(count):
             visible = seq - count + j + 1
+            seen = slice(max(0, visible - window) if window else 0, visible)
             per_head = []
             for head in range(batch.shape.heads):
                 kv = head // batch.shape.group
-                scores = keys[:visible, kv] @ rows[row, head] / np.sqrt(batch.shape.dim)
+                scores = keys[seen, kv] @ rows[row, head] / np.sqrt(batch.shape.dim)
                 weights = np.exp(scores - scores.max())
-                per_head.append(weights @ values[:visible, kv] / weights.sum())
+                per_head.append(weights @ values[seen, kv] / weights.sum())
             out.append(per_head)
             row += 1
     return np.array(out).reshape(row, batch.shape.heads, batch.shape.dim)

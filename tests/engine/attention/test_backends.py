@@ -18,8 +18,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 MIXED = [(40, 40), (17, 60), (1, 1), (1, 75), (1, 16), (0, 12), (1, 33), (5, 5), (1, 76)]
 
 
-def backend_of(name: str, dtype: torch.dtype) -> AttentionBackend:
-    return CpuBackend(dtype=dtype) if name == "cpu" else TorchReferenceBackend()
+def backend_of(name: str, dtype: torch.dtype, windows: tuple[int, ...] = ()) -> AttentionBackend:
+    return CpuBackend(dtype=dtype, windows=windows) if name == "cpu" else TorchReferenceBackend(windows=windows)
 
 
 def attend(backend: AttentionBackend, batch: Ragged) -> torch.Tensor:
@@ -125,3 +125,38 @@ def test_run_before_prepare_is_refused_by_the_reference() -> None:
     batch = build([(1, 2)], Shape())
     with pytest.raises(RuntimeError, match="prepare"):
         TorchReferenceBackend().run(batch.q, batch.k_cache, batch.v_cache, 0)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+@given(
+    lens=lengths(),
+    page=st.sampled_from([1, 3, 16]),
+    window=st.sampled_from([1, 2, 7, 16, 33, 90, 200]),
+    block_rows=st.sampled_from([4, 256]),
+    page_seed=st.one_of(st.none(), st.integers(0, 999)),
+)
+@settings(max_examples=60)
+def test_layers_with_a_window_equal_the_float64_loop_and_the_others_see_everything(
+    name: str, lens: list[tuple[int, int]], page: int, window: int, block_rows: int, page_seed: int | None
+) -> None:
+    batch = build(lens, Shape(page_size=page), seed=len(lens), page_seed=page_seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "BLOCK_ROWS", block_rows)
+        backend = backend_of(name, torch.float32, (0, window, 0, window))
+        backend.prepare(batch.metadata)
+        layers = [backend.run(batch.q, batch.k_cache, batch.v_cache, layer) for layer in range(4)]
+    assert largest_error(layers[0], float64_loop(batch)) < 1e-5
+    assert largest_error(layers[1], float64_loop(batch, window=window)) < 1e-5
+    assert torch.equal(layers[0], layers[2])
+    assert torch.equal(layers[1], layers[3])
+
+
+def test_pages_that_a_window_hides_are_never_read() -> None:
+    """Everything before the window is NaN: a decode and a piece of a prompt must not meet it."""
+    batch = build([(1, 200), (20, 180)], Shape(page_size=16))
+    indices, indptr = batch.metadata.kv_indices, batch.metadata.kv_indptr
+    hidden = [*indices[: (200 - 30) // 16], *indices[indptr[1] : indptr[1] + (160 - 29) // 16]]
+    for cache in (batch.k_cache, batch.v_cache):
+        cache[[int(page) for page in hidden]] = float("nan")
+    backend = CpuBackend(windows=(30,))
+    assert largest_error(attend(backend, batch), float64_loop(batch, window=30)) < 1e-5

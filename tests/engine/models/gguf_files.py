@@ -91,3 +91,69 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+#: Part of a transformers tensor name -> the same in GGUF files.
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_of(model: Any, path: Path, **facts: Any) -> Path:
+    """A transformers model as a converter would write it, float32. `facts` are metadata beside the sizes."""
+    config = model.config
+    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    numbers: dict[str, Any] = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": dim,
+        "attention.value_length": dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in (numbers | facts).items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add(f"{arch}.{key}", value)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        array = tensor.numpy()
+        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            array = interleaved(array, heads)
+        writer.add_tensor(_gguf_name(name), np.ascontiguousarray(array))
+    if config.rope_parameters["rope_type"] == "llama3":
+        # What converters do: the frequencies unstretched, over the stretched ones.
+        plain = 1.0 / config.rope_parameters["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
+        factors = plain / model.model.rotary_emb.inv_freq.numpy()
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _gguf_name(name: str) -> str:
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    module, kind = name.rsplit(".", 1)
+    if module in whole:
+        return f"{whole[module]}.{kind}"
+    _, _, layer, part = module.split(".", 3)
+    return f"blk.{layer}.{_NAMES[part]}.{kind}"

@@ -193,7 +193,13 @@ def test_pickles_are_never_opened(tmp_path: Path, file: str) -> None:
 
 # -- JSON beside the weights -------------------------------------------------------------------------------------------
 
-FIELDS = [*CONFIG, "head_dim", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "quantization_config"]
+FIELDS = [
+    *CONFIG, "head_dim", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "quantization_config",
+    "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+]  # fmt: skip
+#: So that every branch is met: a scaling that asks for more fields than oddities would spell.
+STRETCHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 1,
+             "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": None, "truncate": True}  # fmt: skip
 
 
 @EFFORT
@@ -203,9 +209,30 @@ FIELDS = [*CONFIG, "head_dim", "rope_scaling", "rope_parameters", "hidden_act", 
 @example(changes={"num_hidden_layers": 10**18})
 @example(changes={"rope_scaling": {"rope_type": "linear", "factor": 10**400}})
 @example(changes={"hidden_act": "a" * 100_000})
+@example(changes={"model_type": "mistral", "num_hidden_layers": 10**12})
+@example(changes={"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": -1})
+@example(changes={"rope_scaling": STRETCHED, "max_position_embeddings": 10**400})
 def test_a_config_with_odd_values(folder: Path, changes: dict[str, Any]) -> None:
     write(folder / "model.safetensors", save(tensors()))
     write(folder / "config.json", json.dumps(CONFIG | changes).encode("utf-8", "surrogatepass"))
+    loads_or_refuses(folder)
+
+
+@EFFORT
+@given(
+    family=st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]),
+    changes=st.dictionaries(st.sampled_from(FIELDS), oddities, max_size=2),
+    scaling=st.dictionaries(st.sampled_from(sorted(STRETCHED)), oddities, max_size=2),
+)
+@example(family="llama", changes={}, scaling={"factor": 10**400})
+@example(family="llama", changes={}, scaling={"mscale": -(10**30), "mscale_all_dim": -1000.0})
+@example(family="llama", changes={"max_position_embeddings": 10**400}, scaling={"factor": None})
+def test_a_config_of_every_family_with_odd_values(
+    folder: Path, family: str, changes: dict[str, Any], scaling: dict[str, Any]
+) -> None:
+    write(folder / "model.safetensors", save(tensors()))
+    config = CONFIG | {"model_type": family, "rope_scaling": STRETCHED | scaling} | changes
+    write(folder / "config.json", json.dumps(config).encode("utf-8", "surrogatepass"))
     loads_or_refuses(folder)
 
 

@@ -57,6 +57,46 @@ def test_an_untied_head_is_read(tmp_path: Path) -> None:
     assert torch.equal(loaded.lm_head, loaded.embedding.flip(0))
 
 
+def test_a_head_norm_has_no_place_in_llama(tmp_path: Path) -> None:
+    weights = tiny_weights() | {"blk.0.attn_q_norm.weight": np.ones(DIM, dtype=np.float32)}
+    with pytest.raises(ModelFormatError, match=r"blk.0.attn_q_norm.weight has no place in a llama model \(1 such\)"):
+        load_gguf(write_gguf(tmp_path / "m.gguf", weights), torch.float32)
+
+
+@pytest.mark.parametrize("factors", [np.ones(DIM // 2 + 1), np.zeros(DIM // 2), np.full(DIM // 2, np.inf)])
+def test_rope_factors_that_do_not_fit_are_refused(tmp_path: Path, factors: np.ndarray) -> None:
+    weights = tiny_weights() | {"rope_freqs.weight": factors.astype(np.float32)}
+    with pytest.raises(ModelFormatError, match=r"rope_freqs.weight has shape|a RoPE factor is (0.0|inf)"):
+        load_gguf(write_gguf(tmp_path / "m.gguf", weights), torch.float32)
+
+
+#: What the package can read and cannot write: blocks of these are random bytes with sane scales.
+READ_ONLY = [
+    Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ1_S, Kind.IQ1_M, Kind.IQ2_XXS, Kind.IQ2_XS,
+    Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Kind.Q5_0, Kind.TQ1_0, Kind.TQ2_0, *READ_ONLY], ids=lambda kind: kind.name)
+def test_every_common_quantisation_is_read(tmp_path: Path, kind: Kind) -> None:
+    """A tensor of 512 columns (two of the largest blocks) equals what the package's own reader makes of the file."""
+    rng = np.random.default_rng(kind)
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    # Bytes below 48: as 16-bit floats (scales) these are small and finite wherever a format keeps them.
+    raw = rng.integers(0, 48, (6, 512 // block * block_bytes), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("t", raw, raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    (tensor,) = gguf.GGUFReader(str(tmp_path / "m.gguf")).tensors
+    want = gguf.quants.dequantize(tensor.data, kind)
+    with GgufFile(tmp_path / "m.gguf") as file:
+        got = file.dequantize("t", (6, 512))
+    assert np.isfinite(got).all()
+    assert np.unique(got).size > 2
+    assert np.array_equal(got, want)
+
+
 @pytest.mark.model
 def test_metadata_reads_as_the_gguf_package_reads_it() -> None:
     """Every key of a real file, arrays of 49,152 strings included, equals what the package's own reader says."""
@@ -73,17 +113,35 @@ def test_metadata_reads_as_the_gguf_package_reads_it() -> None:
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, object], str]] = {
-    "architecture": ({"arch": "qwen2"}, r"general.architecture is 'qwen2'; 'llama' is supported"),
+    "architecture": (
+        {"arch": "gemma2"},
+        r"general.architecture is 'gemma2'; supported are 'llama', 'qwen2', 'qwen3'",
+    ),
+    "qwen2 without biases": ({"arch": "qwen2"}, r"tensor blk.0.attn_q.bias is missing"),
+    "qwen3 without head norms": ({"arch": "qwen3"}, r"tensor blk.0.attn_q_norm.weight is missing"),
     "no block count": ({"drop_keys": ("block_count",)}, r"metadata key llama.block_count is missing"),
     "zero layers": ({"block_count": 0}, r"num_layers is 0; at least 1"),
     "heads not a multiple": ({"attention.head_count_kv": 3}, r"num_heads is 4, .* no multiple of num_kv_heads, 3"),
     "value length": ({"attention.value_length": 8}, r"attention.value_length is 8; only the key length, 16"),
     "partial rotary": ({"rope.dimension_count": 8}, r"rope.dimension_count is 8"),
-    "scaling": ({"rope.scaling.type": "yarn"}, r"RoPE scaling 'yarn' in GGUF files is not supported"),
+    "scaling": (
+        {"rope.scaling.type": "longrope"},
+        r"llama.rope.scaling.type is 'longrope'; 'none', 'linear' and 'yarn' are supported",
+    ),
+    "scaling without factor": ({"rope.scaling.type": "yarn"}, r"metadata key llama.rope.scaling.factor is missing"),
+    "shrinking": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 0.5},
+        r"llama.rope.scaling.factor is 0.5; at least 1",
+    ),
+    "yarn of another kind": ({"rope.scaling.yarn_ext_factor": 0.5}, r"yarn_ext_factor is 0.5; 1.0 is supported"),
+    "window by pattern": (
+        {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2},
+        r"sliding_window_pattern is present; one window for all layers",
+    ),
     "count as text": ({"context_length": "many"}, r"llama.context_length is 'many'; a int is needed"),
     "context too short": ({"context_length": 1}, r"max_context_tokens is 1; at least 2"),
     "epsilon": ({"attention.layer_norm_rms_epsilon": 0.0}, r"rms_norm_eps is 0.0; a finite number above 0"),
-    "too many layers": ({"block_count": 3}, r"tensor blk.2.attn_q.weight is missing"),
+    "too many layers": ({"block_count": 3}, r"tensor blk.2.attn_norm.weight is missing"),
     "too few layers": ({"block_count": 1}, r"tensor blk.1.attn_k.weight has no place in a llama model \(9 such\)"),
     "wrong ffn": (
         {"feed_forward_length": 95},

@@ -75,7 +75,9 @@ def test_one_file_and_shards_give_the_same_weights(tmp_path: Path) -> None:
     assert torch.equal(one.embedding, many.embedding)
     assert torch.equal(one.lm_head, many.lm_head)
     for a, b in zip(one.layers, many.layers, strict=True):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in a.__slots__)
+        for name in a.__slots__:
+            x, y = getattr(a, name), getattr(b, name)
+            assert x is y is None or torch.equal(x, y)
     raw = tensors()
     qkv = torch.cat([raw[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv"])
     assert torch.equal(one.layers[1].qkv, qkv)
@@ -110,6 +112,32 @@ def test_rope_is_read_from_old_and_new_fields(tmp_path: Path) -> None:
     assert linear.rope_scaling == RopeScaling("linear", 2.0)
 
 
+def test_yarn_gives_the_context_that_it_stretches_to(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    config = read_config(write_folder(tmp_path, config=CONFIG | {"rope_scaling": scaling}))
+    assert config.max_context_tokens == 1024
+    assert config.rope_scaling is not None
+    assert config.rope_scaling.magnitude == pytest.approx(1.1386, abs=1e-4)
+
+
+def test_dynamic_changes_nothing_up_to_the_context_and_there_is_no_more(tmp_path: Path) -> None:
+    config = read_config(write_folder(tmp_path, config=CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}))
+    assert config == read_config(write_folder(tmp_path))
+    assert config.max_context_tokens == 256
+
+
+def test_windows_are_those_that_the_writing_library_would_use(tmp_path: Path) -> None:
+    def windows(**change: Any) -> tuple[int, ...]:
+        return read_config(write_folder(tmp_path, config=CONFIG | change)).windows
+
+    assert windows(model_type="mistral") == (4096, 4096)
+    assert windows(model_type="mistral", sliding_window=None) == ()
+    assert windows(model_type="llama", sliding_window=64) == ()
+    assert windows(model_type="qwen2", sliding_window=64) == ()
+    assert windows(model_type="qwen2", sliding_window=64, use_sliding_window=True, max_window_layers=1) == (0, 64)
+    assert windows(model_type="qwen2", sliding_window=64, use_sliding_window=True) == (0, 0)
+
+
 def test_a_tied_model_needs_no_head_and_ignores_one(tmp_path: Path) -> None:
     for weights in (tensors(), {n: t for n, t in tensors().items() if n != "lm_head.weight"}):
         _, loaded = load_hf_folder(
@@ -131,10 +159,25 @@ def test_old_rotary_buffers_are_passed_over(tmp_path: Path) -> None:
 
 
 BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
-    "other family": ({"model_type": "gpt2"}, r"model_type is 'gpt2'; 'llama' is supported"),
+    "other family": (
+        {"model_type": "gpt2"},
+        r"model_type is 'gpt2'; supported are 'llama', 'mistral', 'qwen2', 'qwen3'",
+    ),
+    "family that is no name": ({"model_type": ["llama"]}, r"model_type is \['llama'\]; supported are"),
     "other activation": ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; 'silu'"),
-    "attention bias": ({"attention_bias": True}, r"attention_bias is True; False"),
-    "mlp bias": ({"mlp_bias": True}, r"mlp_bias is True"),
+    "attention bias": ({"model_type": "mistral", "attention_bias": True}, r"attention_bias is True; False is"),
+    "mlp bias": ({"model_type": "qwen3", "mlp_bias": True}, r"mlp_bias is True; False is supported"),
+    "bias as text": ({"attention_bias": "no"}, r"attention_bias is 'no'; true or false"),
+    "part of each head turned": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5; 1.0 is supported"),
+    "window of nothing": ({"model_type": "mistral", "sliding_window": 0}, r"sliding_window is 0; at least 1, or null"),
+    "other kind of layer": (
+        {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["full_attention", "linear_attention"]},
+        r"layer_types is \['full_attention', 'linear_attention'\]; a list of sliding_attention and full_attention",
+    ),
+    "kinds of too few layers": (
+        {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["full_attention"]},
+        r"layer_types names 1 layers; num_layers is 2",
+    ),
     "quantised": ({"quantization_config": {"bits": 4}}, r"quantization_config is \{'bits': 4\}; None"),
     "size as text": ({"hidden_size": "32"}, r"hidden_size is '32'; an integer is needed"),
     "size as bool": ({"vocab_size": True}, r"vocab_size is True; an integer is needed"),
@@ -142,7 +185,23 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "no kv heads": ({"num_key_value_heads": 0}, r"num_kv_heads is 0; at least 1"),
     "uneven groups": ({"num_key_value_heads": 3}, r"no multiple of num_kv_heads, 3"),
     "odd head": ({"head_dim": 7}, r"head_dim is 7; RoPE needs an even number"),
-    "yarn": ({"rope_scaling": {"rope_type": "yarn"}}, r"RoPE type is 'yarn'; 'default', 'linear' and 'llama3'"),
+    "longrope": (
+        {"rope_scaling": {"rope_type": "longrope"}},
+        r"RoPE type is 'longrope'; 'default', 'linear', 'dynamic', 'llama3' and 'yarn' are supported",
+    ),
+    "rope by layer": (
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        r"rope_parameters is .* an object of plain values",
+    ),
+    "yarn that shrinks": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 0.5}},
+        r"RoPE scaling factor is 0.5; at least 1",
+    ),
+    "yarn without a ramp": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1, "beta_slow": 1}},
+        r"beta_fast is 1.0 and beta_slow 1.0",
+    ),
+    "yarn of base 1": ({"rope_theta": 1.0, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, r"yarn needs more"),
     "factor below one": ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, r"factor is 0.5; at least 1"),
     "factor missing": ({"rope_scaling": {"rope_type": "linear"}}, r"factor is None; a number is needed"),
     "flat llama3": (

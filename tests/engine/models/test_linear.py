@@ -26,6 +26,24 @@ def test_product_equals_float64(dtype: torch.dtype, wide: bool, rows: int) -> No
     assert torch.allclose(added.double(), want + base.double(), atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_bias_is_added_in_every_layout(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wide: bool, packing: bool
+) -> None:
+    if not packing:
+        monkeypatch.setattr(linear, "_pack", lambda _: None)
+    generator = torch.Generator().manual_seed(1)
+    weight, bias, x, base = (
+        torch.randn(*shape, generator=generator).to(dtype) for shape in ((40, 24), (40,), (3, 24), (3, 40))
+    )
+    layer = Linear(weight, bias, wide=wide)
+    want = x.double() @ weight.double().T + bias.double()
+    assert torch.allclose(layer(x).double(), want, atol=TOLERANCE[dtype])
+    assert torch.allclose(layer.add_to(base.clone(), x).double(), want + base.double(), atol=TOLERANCE[dtype])
+
+
 def test_layouts_are_chosen_by_type_and_width() -> None:
     assert Linear(torch.ones(8, 4)).layout == "transposed"
     if linear._pack(torch.ones(8, 4)) is not None:
