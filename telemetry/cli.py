@@ -26,7 +26,7 @@ from telemetry.settings import (
     parse,
 )
 from telemetry.settings_page import DashboardCommand, DemoCommand
-from telemetry.sim.commands import SimCommand, WhatifCommand
+from telemetry.sim.commands import SimCommand, TuneCommand, WhatifCommand
 
 USAGE_STATUS = 2
 
@@ -85,10 +85,10 @@ def run(command: Command) -> int:  # noqa: PLR0911 - one return for each command
 
             _say_which_run(command.journal)
             return run_export(command)
-        case SimCommand() | WhatifCommand():
-            from telemetry.sim.command_line import run_simulation
+        case SimCommand() | WhatifCommand() | TuneCommand():
+            from telemetry.sim.command_line import run_simulation, source_of
 
-            _say_which_run(command.journal if isinstance(command, WhatifCommand) else Path(command.trace))
+            _say_which_run(source_of(command))
             return run_simulation(command)
         case DashboardCommand():
             from telemetry.page import run_page

@@ -30,7 +30,7 @@ from invariants.modes import OnViolation
 from telemetry.checker_settings import CheckerConfig
 from telemetry.lessons.command import LessonCommand
 from telemetry.settings_page import DashboardCommand, DemoCommand, SubCommand
-from telemetry.sim.commands import SimCommand, WhatifCommand
+from telemetry.sim.commands import SimCommand, TuneCommand, WhatifCommand
 from telemetry.spans.config import TraceConfig
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
@@ -254,6 +254,7 @@ Command = (
     | ExportCommand
     | SimCommand
     | WhatifCommand
+    | TuneCommand
     | DashboardCommand
     | DemoCommand
     | LessonCommand
@@ -271,6 +272,7 @@ class Root(BaseSettings):
       admitscope check JOURNAL            whether every law of the engine held in that run
       admitscope export --perfetto run.json JOURNAL      that run in a trace viewer
       admitscope whatif JOURNAL --set chunked_prefill_size=256     what that setting would have done with that run
+      admitscope tune JOURNAL --objective ttft_p99       which settings would have served it better, and how sure that is
       admitscope lesson four-requests     admission explained, one decision at a time; no model, no server
 
     `admitscope COMMAND --help` teaches each one; `admitscope --version` names this build.
@@ -295,6 +297,7 @@ class Root(BaseSettings):
     export: CliSubCommand[ExportCommand]
     sim: CliSubCommand[SimCommand]
     whatif: CliSubCommand[WhatifCommand]
+    tune: CliSubCommand[TuneCommand]
     dashboard: CliSubCommand[DashboardCommand]
     demo: CliSubCommand[DemoCommand]
     lesson: CliSubCommand[LessonCommand]

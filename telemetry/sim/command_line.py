@@ -1,15 +1,16 @@
-"""`sim` and `whatif` at a terminal. Owns: running them, what is printed, and the exit status."""
+"""`sim`, `whatif` and `tune` at a terminal. Owns: running them, what is printed, and the exit status."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
 from telemetry.settings import UsageError
-from telemetry.sim.commands import SimCommand, WhatifCommand
+from telemetry.sim.commands import SimCommand, TuneCommand, WhatifCommand
 from telemetry.sim.cost_model import save_cost
 from telemetry.sim.progress import meter
 from telemetry.sim.report import show_result
@@ -18,10 +19,29 @@ from telemetry.sim.run import plan_of, simulate
 if TYPE_CHECKING:
     from telemetry.sim.plots import Watch
 
+_DRAWING: Final = ("altair", "vl_convert")
 
-def run_simulation(command: SimCommand | WhatifCommand) -> int:
-    """Run either. Returns the exit status; raises AdmitscopeError for what a person must change."""
-    return run_sim(command) if isinstance(command, SimCommand) else run_whatif(command)
+
+def run_simulation(command: SimCommand | WhatifCommand | TuneCommand) -> int:
+    """Run one. Returns the exit status; raises AdmitscopeError for what a person must change."""
+    match command:
+        case SimCommand():
+            return run_sim(command)
+        case WhatifCommand():
+            return run_whatif(command)
+        case TuneCommand():
+            return run_tune(command)
+
+
+def source_of(command: SimCommand | WhatifCommand | TuneCommand) -> Path:
+    """What it reads: a file, or a folder that may hold several runs."""
+    match command:
+        case SimCommand():
+            return Path(command.trace)
+        case WhatifCommand():
+            return command.journal
+        case TuneCommand():
+            return Path(command.source)
 
 
 def run_sim(command: SimCommand) -> int:
@@ -67,10 +87,32 @@ def run_whatif(command: WhatifCommand) -> int:
     return 1 if result.violations else 0
 
 
-def _watch() -> Watch:
-    """What plots are drawn from. A package that is missing is missed now, not after the run."""
-    for package in ("altair", "vl_convert"):
+def run_tune(command: TuneCommand) -> int:
+    """Search and print. 0, or 1 when a law broke."""
+    _need("optuna", *(_DRAWING if command.plot is not None else ()))
+    from telemetry.sim.tune import tune
+    from telemetry.sim.tune_report import draw, show_tuned
+
+    with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
+        result = tune(command, progress, version=_version())
+    if command.plot is not None:
+        result = result.model_copy(update={"plot": str(draw(result, command.plot))})
+    if command.json_output:
+        print(result.model_dump_json(indent=1))
+    else:
+        show_tuned(result, Console())
+    return 1 if result.violations else 0
+
+
+def _need(*packages: str) -> None:
+    """A package that is missing is missed now, not after a long run."""
+    for package in packages:
         importlib.import_module(package)
+
+
+def _watch() -> Watch:
+    """What plots are drawn from."""
+    _need(*_DRAWING)
     from telemetry.sim.plots import Watch
 
     return Watch()

@@ -1,4 +1,4 @@
-"""The commands of the simulator as data. Owns: flags, defaults and help of `sim` and `whatif`."""
+"""The commands of the simulator as data. Owns: flags, defaults and help of `sim`, `whatif` and `tune`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from pydantic_settings import CliPositionalArg
 from telemetry.settings_page import SubCommand
 
 _MOST: Final = 10**9
+
+
+def chosen_arrivals(rate_scale: float, rate: float | None, concurrency: int | None) -> None:
+    """Raise ValueError when more than one of these says when requests come."""
+    chosen = {"--rate-scale": rate_scale != 1.0, "--rate": rate is not None, "--concurrency": concurrency is not None}
+    named = [flag for flag, is_set in chosen.items() if is_set]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} contradict each other: each says when requests come")
 
 
 class SimCommand(SubCommand):
@@ -63,14 +71,7 @@ class SimCommand(SubCommand):
 
     @model_validator(mode="after")
     def _one_kind_of_arrivals(self) -> SimCommand:
-        chosen = {
-            "--rate-scale": self.rate_scale != 1.0,
-            "--rate": self.rate is not None,
-            "--concurrency": self.concurrency is not None,
-        }
-        named = [flag for flag, is_set in chosen.items() if is_set]
-        if len(named) > 1:
-            raise ValueError(f"{' and '.join(named)} contradict each other: each says when requests come")
+        chosen_arrivals(self.rate_scale, self.rate, self.concurrency)
         return self
 
 
@@ -113,4 +114,74 @@ class WhatifCommand(SubCommand):
     def _changes_something(self) -> WhatifCommand:
         if not self.set:
             raise ValueError("nothing to compare: --set name=value says what would have been different")
+        return self
+
+
+class TuneCommand(SubCommand):
+    """Search for a better configuration of a recorded run or a trace; every candidate is simulated.
+
+    Says what to change, what it is expected to gain, and how sure that is; and which configurations cannot be bettered
+    in TTFT p99, TBT p99 and throughput together. Needs the extra `tune`. The same seed gives the same answer, unless
+    --timeout-s ends the search.
+    Exit status 0 when the search was done, 1 when a law of the engine broke, 2 for what cannot be read or is set so.
+
+    examples:
+      admitscope tune journals/RUN.jsonl --objective ttft_p99
+      admitscope tune journals/RUN.jsonl --objective ttft_p99 --at-most tbt_p99=200ms --plot front.svg
+      admitscope tune mooncake --cost h200-8b --limit 500 --rate-scale 0.4 --trials 30
+      admitscope tune journals --vary chunked_prefill_size=64,128,256 --vary schedule_policy --json
+    """
+
+    source: CliPositionalArg[str]
+    """A journal, its folder, a trace, or mooncake, azure-conv; as `sim` takes them."""
+    objective: str = "ttft_p99"
+    """What to make better: ttft_p50, ttft_p90, ttft_p99, tbt_p50, tbt_p99, e2e_p50, e2e_p99, throughput."""
+    at_most: tuple[str, ...] = ()
+    """A limit that a recommendation keeps, as tbt_p99=200ms, or tbt_p99=1.1x of the baseline; several times."""
+    vary: tuple[str, ...] = ()
+    """A setting to vary, with values as name=A,B,C or without; several times. Unset: chunk, budgets, policy, ratio,
+    mixed."""
+    set: tuple[str, ...] = ()
+    """A setting of the baseline and of every candidate, as num_pages=4096; several times."""
+    trials: int = Field(40, ge=2, le=100_000)
+    """Configurations to simulate at most, the baseline among them."""
+    timeout_s: float = Field(300.0, gt=0, le=604_800)
+    """Seconds after which no further configuration is tried."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Of the search, of --rate and of the resampling behind intervals."""
+    resamples: int = Field(500, ge=50, le=10_000)
+    """How often the requests are drawn anew for the interval of the gain."""
+    rate_scale: float = Field(1.0, gt=0, le=1e6)
+    """Requests come this many times as fast as recorded."""
+    rate: float | None = Field(None, gt=0, le=1e6)
+    """Requests a second on average, with gaps by chance, instead of the recorded times."""
+    concurrency: int | None = Field(None, ge=1, le=2**20)
+    """Closed loop: so many clients, each sending its next request when the last one ended."""
+    limit: int | None = Field(None, ge=1, le=_MOST)
+    """The first so many requests only."""
+    cost: str | None = None
+    """Cost model: a preset or a file. Unset: a journal's own steps, else smollm2-cpu."""
+    plot: Path | None = None
+    """SVG file to draw all that was tried in; needs the extra `plot`."""
+    json_output: bool = Field(False, alias="json")
+    """Print one JSON object instead of tables."""
+    progress_lines: bool = False
+    """Print progress as lines on stderr, for programs."""
+
+    def simulation(self) -> SimCommand:
+        """The baseline as a simulation. Raises ValueError when arrivals are named twice."""
+        return SimCommand(
+            trace=self.source,
+            set=self.set,
+            rate_scale=self.rate_scale,
+            rate=self.rate,
+            concurrency=self.concurrency,
+            limit=self.limit,
+            seed=self.seed,
+            cost=self.cost,
+        )
+
+    @model_validator(mode="after")
+    def _one_kind_of_arrivals(self) -> TuneCommand:
+        chosen_arrivals(self.rate_scale, self.rate, self.concurrency)
         return self

@@ -50,6 +50,15 @@ def full_name(name: str) -> str:
     return found[0]
 
 
+def is_setting(name: str) -> bool:
+    """Whether `name` is one that a simulation knows."""
+    try:
+        full_name(name)
+    except UsageError:
+        return False
+    return True
+
+
 def changed(base: Mapping[str, Mapping[str, Any]], settings: Mapping[str, str]) -> EngineConfig:
     """The configuration `base` with `settings`. Raises UsageError that names setting, value and limit."""
     sections = {name: dict(base.get(name, {})) for name in ("scheduler", "cache")}

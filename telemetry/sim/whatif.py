@@ -91,7 +91,7 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     if len(same) == len(changes):
         raise UsageError("\n".join((*same, "nothing would be changed: there is nothing to compare")))
     progress.phase("reading", 0)
-    happened, samples = _listen(command.journal)
+    happened, samples = recorded_run(command.journal)
     cost = load_cost(command.cost) if command.cost else _fitted(samples, command.journal)
     before = _side(command, "before", recorded.config, recorded.started.num_pages, cost, version)
     after = _side(command, "after", config, pages, cost, version)
@@ -142,7 +142,7 @@ def _side(command: WhatifCommand, name: str, config: EngineConfig, pages: int, c
     return Side(with_pages(config, pages), pages, workload, cost, journal, version)
 
 
-def _listen(path: Path) -> tuple[dict[str, Served], StepSamples]:
+def recorded_run(path: Path) -> tuple[dict[str, Served], StepSamples]:
     """The recorded run: its requests as they ended, and its steps."""
     happened: dict[str, Served] = {}
     samples = StepSamples()

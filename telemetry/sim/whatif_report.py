@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from telemetry.sim.report import cost_lines, duration
-from telemetry.sim.whatif_result import Choice, Compared, DecisionDifference, Interval, WhatifResult
+from telemetry.sim.whatif_result import Choice, Compared, DecisionDifference, Interval, ModelCheck, WhatifResult
 from telemetry.sim.whatif_words import signed
 
 
@@ -16,7 +16,7 @@ def show_comparison(result: WhatifResult, console: Console) -> None:
     say(result.sentence, highlight=False, markup=False, soft_wrap=True)
     say(f"{result.requests:,} requests compared in pairs, {result.left_out:,} left out", highlight=False)
     say()
-    say(_figures(result.compared, result.resamples))
+    say(figures_table(result.compared, result.resamples))
     if any(one.is_within_error for one in result.compared):
         say("* a smaller change than the simulator's error below: no finding, at most its direction", highlight=False)
     if result.faster is not None and result.slower is not None:
@@ -29,7 +29,7 @@ def show_comparison(result: WhatifResult, console: Console) -> None:
     for line in difference_lines(result.first_difference):
         say(line, highlight=False, markup=False)
     say()
-    say(_checks(result))
+    say(checks_table(result.model_checks))
     if result.model_error is not None:
         say(f"single requests: median error of the time to first token {result.model_error:.1%}", highlight=False)
     for line in cost_lines(result.cost_before.model_copy(update={"note": ""})):
@@ -60,7 +60,8 @@ def amount(value: float | None, unit: str) -> str:
     return f"{value:.1%}" if unit == "share" else f"{value:,.4g}" + (" 1/s" if unit == "1/s" else "")
 
 
-def _figures(compared: tuple[Compared, ...], resamples: int) -> Table:
+def figures_table(compared: tuple[Compared, ...], resamples: int) -> Table:
+    """Each measure before and after, with the interval of the difference."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for name in ("before", "after", "difference", f"95 % of {resamples} draws"):
@@ -129,12 +130,13 @@ def _choice(choice: Choice) -> str:
     return f"{choice.reason}, {choice.selected_extend:,} tokens after {choice.prefix_len:,}{test}"
 
 
-def _checks(result: WhatifResult) -> Table:
+def checks_table(checks: tuple[ModelCheck, ...]) -> Table:
+    """The recorded run beside its simulation."""
     table = Table(box=None, pad_edge=False)
     table.add_column("the simulator")
     for name in ("recorded", "simulated", "error"):
         table.add_column(name, justify="right")
-    for one in result.model_checks:
+    for one in checks:
         error = "–" if one.error is None else f"{one.error:+.1%}"
         table.add_row(one.name.replace("_", " "), duration(one.recorded), duration(one.simulated), error)
     return table

@@ -1,0 +1,157 @@
+"""Words of a search. Owns: what its best is called, and the recommendation in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from telemetry.sim.objectives import LONGEST_GAP, MEASURES, THROUGHPUT, Figures, is_better
+from telemetry.sim.parts import digits
+from telemetry.sim.report import duration
+from telemetry.sim.tune_result import Verdict
+from telemetry.sim.whatif_result import Compared
+from telemetry.sim.whatif_words import signed
+
+if TYPE_CHECKING:
+    from telemetry.sim.search import Search, Tried
+
+#: Worse by less than this share of the baseline is not told as a price.
+_PRICE: Final = 0.03
+#: A smaller share of the gain is not told as luck.
+_TOLD_LUCK: Final = 0.01
+_PRICED: Final = ("ttft_p50", "ttft_p99", "tbt_p99", LONGEST_GAP, "e2e_p50", THROUGHPUT)
+
+
+def told(measure: str) -> str:
+    """The name of a measure in a comparison."""
+    return "output_tokens_per_s" if measure == THROUGHPUT else measure
+
+
+def amount(measure: str, value: float | None) -> str:
+    """A figure with its unit."""
+    if measure == THROUGHPUT:
+        return "–" if value is None else f"{value:,.4g} tokens/s"
+    return duration(value)
+
+
+def short(settings: Mapping[str, str]) -> str:
+    """Settings as `--set` takes them, without their sections."""
+    return ", ".join(f"{name.partition('.')[2]}={value}" for name, value in settings.items()) or "as it is"
+
+
+def command_of(settings: Mapping[str, str]) -> str:
+    """As flags of `serve`."""
+    words = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        is_switch = value in {"true", "false"}
+        words.append((flag if value == "true" else _off(flag)) if is_switch else f"{flag} {value}")
+    return " ".join(("admitscope serve", *words))
+
+
+def _off(flag: str) -> str:
+    return f"--no-{flag.removeprefix('--')}"
+
+
+def verdict_of(objective: str, row: Compared | None) -> Verdict:
+    """What the difference in the objective amounts to."""
+    if row is None:
+        return "none"
+    if row.is_within_error:
+        return "direction" if row.is_clear else "unclear"
+    return "gain" if row.is_clear or objective == THROUGHPUT else "unclear"
+
+
+def sentence_of(
+    objective: str,
+    verdict: Verdict,
+    best: Tried,
+    search: Search,
+    compared: Sequence[Compared],
+    *,
+    luck: float | None,
+    is_recorded: bool,
+) -> str:
+    """The recommendation, its gain, how sure that is, and what it costs."""
+    what = MEASURES[objective]
+    rows = {one.name: one for one in compared}
+    row = rows.get(told(objective))
+    if row is None or verdict == "none":
+        return (
+            f"Keep the present configuration: of {len(search.tried)} that were tried, none "
+            f"{'with these limits ' if search.limits else ''}has a better {what} than its {_of(search, objective)}."
+        )
+    if verdict == "unclear":
+        why = (
+            f"by less than the simulator's error of {abs(row.model_error or 0):.0%}"
+            if row.is_within_error
+            else "but the interval of the difference has 0 in it"
+        )
+        return (
+            f"Keep the present configuration: the best of {len(search.tried)} ({short(best.settings)}) takes {what} "
+            f"from {_change(objective, row)}, {why}{_interval(objective, row)}: no clear gain."
+        )
+    parts = [
+        f"Set {_settings(best, search)}: {what} goes from {_change(objective, row)}{_interval(objective, row)}.",
+        _price(objective, best.figures, search.base.figures),
+        _sureness(objective, verdict, row, luck=luck, is_recorded=is_recorded),
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _of(search: Search, objective: str) -> str:
+    return amount(objective, search.base.figures.get(objective))
+
+
+def _settings(best: Tried, search: Search) -> str:
+    base = {dimension.name: dimension.values[dimension.base] for dimension in search.space.dimensions}
+    return " and ".join(f"{name.partition('.')[2]}={value} (now {base[name]})" for name, value in best.settings.items())
+
+
+def _change(measure: str, row: Compared) -> str:
+    before, after = row.before.value, row.after.value
+    share = f" ({after / before - 1:+.0%})" if before and after is not None else ""
+    return f"{amount(measure, before)} to {amount(measure, after)}{share}"
+
+
+def _interval(objective: str, row: Compared) -> str:
+    low, high = row.difference.low, row.difference.high
+    if objective == THROUGHPUT:
+        return ", of the whole run, for which no interval can be drawn"
+    if low is None or high is None:
+        return ""
+    return f", a difference of {signed(low)} to {signed(high)} in 95 % of draws of the requests"
+
+
+def _price(objective: str, best: Figures, base: Figures) -> str:
+    """What gets worse."""
+    found = []
+    for measure in _PRICED:
+        before, after = base.get(measure), best.get(measure)
+        if measure == objective or not before or after is None:
+            continue
+        if is_better(measure, before, after) and abs(after - before) > _PRICE * before:
+            change = f"{amount(measure, digits(before))} to {amount(measure, digits(after))}"
+            found.append(f"{MEASURES[measure]} from {change} ({after / before - 1:+.0%})")
+    return f"The price: {', '.join(found)}." if found else ""
+
+
+def _sureness(objective: str, verdict: Verdict, row: Compared, *, luck: float | None, is_recorded: bool) -> str:
+    words = []
+    before, after = row.before.value or 0.0, row.after.value or 0.0
+    if luck and luck > _TOLD_LUCK * abs(after - before):
+        words.append(f"{amount(objective, luck)} of it is expected luck of having chosen the best on these requests")
+    if verdict == "direction" and row.model_error is not None:
+        words.append(
+            f"the simulator is off by {abs(row.model_error):.0%} on this measure of the recorded run, more than this "
+            "change: take the direction, not the number"
+        )
+    elif row.model_error is not None:
+        words.append(
+            f"the simulator is off by {abs(row.model_error):.0%} on this measure of the recorded run, less than this "
+            "change"
+        )
+    elif not is_recorded:
+        words.append("nothing was recorded of this workload, so the simulator's error is not known")
+    text = "; ".join(words)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
