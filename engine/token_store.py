@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.kvcache.page_keys import HEAD_TOKENS, PageKeyer
 from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import GrammarSpec, SamplingParams
 from engine.scheduler.plan import OutcomeRow
 
 Tokens = NDArray[np.int64]
@@ -28,6 +28,26 @@ class StopWatcher(Protocol):
 
 
 StopWatcherFactory = Callable[[tuple[str, ...]], StopWatcher]
+
+
+class Grammar(Protocol):
+    """Follows one request's output through its grammar."""
+
+    def allowed(self) -> NDArray[np.int32]:
+        """One bit for each token of the vocabulary, lowest bit first: may it come next."""
+        ...
+
+    def push(self, token_id: int) -> bool:
+        """Take a token; False when the grammar did not allow it, or can say no more."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but the end may follow."""
+        ...
+
+
+GrammarFactory = Callable[[GrammarSpec], Grammar]
 
 
 class PromptKeys(NamedTuple):
@@ -47,10 +67,12 @@ class Settled(NamedTuple):
 class _Sequence:
     """Token ids of one request, prompt first, and its key chain."""
 
-    __slots__ = ("chain", "count", "ids", "max_new_tokens", "params", "prompt_len", "watcher")
+    __slots__ = (
+        "chain", "count", "grammar", "ids", "max_new_tokens", "params", "prompt_len", "shapes_logits", "watcher",
+    )  # fmt: skip
 
     def __init__(
-        self, prompt: Tokens, params: SamplingParams, chain: bytes, watcher: StopWatcher | None, max_new_tokens: int
+        self, prompt: Tokens, params: SamplingParams, chain: bytes, watcher: StopWatcher | None, grammar: Grammar | None
     ) -> None:
         self.ids = np.empty(len(prompt) + 64, dtype=np.int64)
         self.ids[: len(prompt)] = prompt
@@ -59,7 +81,9 @@ class _Sequence:
         self.params = params
         self.chain = chain
         self.watcher = watcher
-        self.max_new_tokens = max_new_tokens
+        self.grammar = grammar
+        self.shapes_logits = params.shapes_logits
+        self.max_new_tokens = params.max_new_tokens
 
     def append(self, token_id: int) -> None:
         if self.count == len(self.ids):
@@ -80,11 +104,13 @@ class TokenStore:
         secret: bytes | None,
         eos_token_ids: Sequence[int],
         stop_watcher: StopWatcherFactory | None = None,
+        grammars: GrammarFactory | None = None,
     ) -> None:
         self._page_size: Final = page_size
         self._keyer: Final = PageKeyer(page_size, secret)
         self._eos: Final = frozenset(eos_token_ids)
         self._stop_watcher: Final = stop_watcher
+        self._grammars: Final = grammars
         self._sequences: dict[str, _Sequence] = {}
 
     def __len__(self) -> int:
@@ -102,7 +128,10 @@ class TokenStore:
         watcher = None
         if params.stop and self._stop_watcher is not None:
             watcher = self._stop_watcher(params.stop)
-        self._sequences[rid] = _Sequence(prompt, params, chain, watcher, params.max_new_tokens)
+        grammar = None
+        if params.grammar is not None and self._grammars is not None:
+            grammar = self._grammars(params.grammar)
+        self._sequences[rid] = _Sequence(prompt, params, chain, watcher, grammar)
         return PromptKeys(keys.astype("<i8").tobytes(), self._keyer.head32(prompt[:HEAD_TOKENS].tolist()))
 
     def clamp(self, rid: str, max_new_tokens: int) -> None:
@@ -120,6 +149,15 @@ class TokenStore:
         sequence = self._sequences[rid]
         assert end <= sequence.count, f"request {rid}: tokens [{start}, {end}) of {sequence.count}"
         return sequence.ids[start:end]
+
+    def history(self, rid: str) -> Tokens | None:
+        """All token ids when the sampler needs them, else None; a view, valid until the next append."""
+        sequence = self._sequences[rid]
+        return sequence.ids[: sequence.count] if sequence.shapes_logits else None
+
+    def grammar(self, rid: str) -> Grammar | None:
+        """What follows this request's output through its grammar; None when it has none."""
+        return self._sequences[rid].grammar
 
     def length(self, rid: str) -> int:
         """Prompt and outputs, in tokens."""
@@ -151,6 +189,8 @@ class TokenStore:
     def _judge(self, sequence: _Sequence, token_id: int, outputs: int) -> tuple[FinishReason | None, str]:
         params = sequence.params
         stopped = sequence.watcher is not None and sequence.watcher.push(token_id)
+        if sequence.grammar is not None and not sequence.grammar.push(token_id):
+            return FinishReason.ERROR, "grammar_failed"
         if outputs >= params.min_new_tokens:
             if token_id in self._eos and not params.ignore_eos:
                 return FinishReason.STOP, "eos"
@@ -158,6 +198,8 @@ class TokenStore:
                 return FinishReason.STOP, "stop_token"
             if stopped:
                 return FinishReason.STOP, "stop_string"
+        if sequence.grammar is not None and sequence.grammar.is_complete:
+            return FinishReason.STOP, "grammar_complete"
         if outputs >= sequence.max_new_tokens:
             clamped = sequence.max_new_tokens < params.max_new_tokens
             return FinishReason.LENGTH, "kv_pool_exhausted" if clamped else ""

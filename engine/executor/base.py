@@ -28,11 +28,22 @@ class ExecutorInfo:
     eos_token_ids: tuple[int, ...]
 
 
+class GrammarState(Protocol):
+    """Where one request's output stands in its grammar."""
+
+    def allowed(self) -> NDArray[np.int32]:
+        """One bit for each token of the vocabulary, lowest bit first: may it come next."""
+        ...
+
+
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     """How to sample one row.
 
     row        index of the flattened query row whose logits are sampled
     position   index of the new token in its sequence (prompt_len + outputs so far): feeds the seeded hash
+    history    [position] int64 prompt and outputs so far, valid until the step is settled; None unless
+               `params.shapes_logits`
+    grammar    what `params.grammar` allows next
     """
 
     rid: str
@@ -40,6 +51,8 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     position: int
     output_index: int
     params: SamplingParams
+    history: NDArray[np.int64] | None = None
+    grammar: GrammarState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,15 @@ def from_plan(plan: StepPlan, *, tokens: TokenStore, leases: Mapping[str, KvLeas
         token_ids=np.concatenate([tokens.slice(*span) for span in spans]),
         metadata=metadata,
         sampling=tuple(
-            SamplingRow(rid, last_rows[rid], tokens.length(rid), tokens.output_index(rid), tokens.params(rid))
+            SamplingRow(
+                rid,
+                last_rows[rid],
+                tokens.length(rid),
+                tokens.output_index(rid),
+                tokens.params(rid),
+                tokens.history(rid),
+                tokens.grammar(rid),
+            )
             for rid in plan.sampling
         ),
     )

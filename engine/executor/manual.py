@@ -100,6 +100,7 @@ class ManualDriver:
                         position=end,
                         output_index=len(sequence.outputs),
                         params=sequence.params,
+                        history=np.array(sequence.tokens, dtype=np.int64) if sequence.params.shapes_logits else None,
                     )
                 )
         metadata = PagedMetadata(

@@ -5,7 +5,8 @@ Random choice is Gumbel-max over the tokens that survive the filters, with noise
 its slot, or a retraction in between. It is done in two exact steps, so that noise is made for hundreds of numbers and
 not for a whole vocabulary: first a block of tokens, weighed by the sum of its probabilities, then a token of it.
 
-Order of the filters: temperature, top_k, then top_p over the k best. Tokens that tie with the last survivor survive.
+Order: what `engine.executor.shaping` changes, temperature, top_k, top_p over the k best, min_p. Tokens that tie with
+the last survivor survive.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 import torch
 
 from engine.executor.base import SampledToken, SamplingRow, TokenLogprobs
+from engine.executor.shaping import shape
 
 _MASK64: Final = (1 << 64) - 1
 #: Odd constants of a 64-bit finaliser (splitmix64), as signed integers because torch has no unsigned arithmetic.
@@ -59,7 +61,7 @@ class Sampler:
         """
         if not rows:
             return ()
-        allowed = _in_blocks(self._forbid_early_ends(logits, rows))
+        allowed = _in_blocks(shape(logits, rows, self._eos))
         block_best = allowed.amax(dim=-1)
         best = block_best.amax(dim=-1)
         _check_finite(best, rows)
@@ -77,32 +79,27 @@ class Sampler:
             for row, pick, logprob in zip(rows, picks, logprobs, strict=True)
         )
 
-    def _forbid_early_ends(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-        """`logits`, or a copy in which the end tokens of rows below their `min_new_tokens` are -inf."""
-        masked = logits
-        for i, row in enumerate(rows):
-            if row.output_index >= row.params.min_new_tokens:
-                continue
-            ends = row.params.stop_token_ids if row.params.ignore_eos else (*self._eos, *row.params.stop_token_ids)
-            if ends:
-                masked = logits.clone() if masked is logits else masked
-                masked[i, [end for end in ends if 0 <= end < self._vocab_size]] = -math.inf
-        return masked
-
     def _draw(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         """One random token of each row. logits [S, blocks, BLOCK] float32."""
         params = [row.params for row in rows]
         scaled = logits / torch.tensor([p.temperature for p in params])[:, None, None]
         flat = scaled.view(len(rows), -1)
+        best = flat.amax(dim=-1)
         filtered = [i for i, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < self._vocab_size]
-        if filtered:
-            subset = flat if len(filtered) == len(rows) else flat[filtered]
-            floors = _floors(subset, [params[i].top_k for i in filtered], [params[i].top_p for i in filtered])
+        shared = [i for i, p in enumerate(params) if p.min_p > 0.0]
+        if filtered or shared:
             every_floor = torch.full((len(rows),), -math.inf)
-            every_floor[filtered] = floors
+            if filtered:
+                subset = flat if len(filtered) == len(rows) else flat[filtered]
+                every_floor[filtered] = _floors(
+                    subset, [params[i].top_k for i in filtered], [params[i].top_p for i in filtered]
+                )
+            if shared:
+                depths = torch.tensor([math.log(params[i].min_p) for i in shared])
+                every_floor[shared] = every_floor[shared].maximum(best[shared] + depths)
             flat.masked_fill_(flat < every_floor[:, None], -math.inf)
         row_keys = torch.tensor([self._row_key(row) for row in rows])[:, None]
-        weights = (scaled - flat.amax(dim=-1)[:, None, None]).exp_().sum(dim=-1)
+        weights = (scaled - best[:, None, None]).exp_().sum(dim=-1)
         block = (weights.double().log_() + _gumbel(self._block_keys, row_keys ^ _BLOCK_DOMAIN)).argmax(dim=-1)
         members = scaled[torch.arange(len(rows)), block].double()
         offset = (members + _gumbel(self._token_keys.index_select(0, block), row_keys)).argmax(dim=-1)

@@ -127,6 +127,11 @@ def sampling_params(body: GenerationBody, max_new_tokens: int, sample: int) -> S
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_p=1.0 if body.top_p is None else float(body.top_p),
         top_k=max(0, body.top_k or 0),
+        min_p=float(body.min_p or 0.0),
+        repetition_penalty=1.0 if body.repetition_penalty is None else float(body.repetition_penalty),
+        presence_penalty=float(body.presence_penalty or 0.0),
+        frequency_penalty=float(body.frequency_penalty or 0.0),
+        logit_bias=tuple((int(token_id), float(bias)) for token_id, bias in (body.logit_bias or {}).items()),
         seed=_seed(body.seed, sample),
         logprobs=_logprobs(body),
         stop=tuple(body.stop or ()),
@@ -169,9 +174,10 @@ def _check_cross_fields(body: GenerationBody, model: ServedModel) -> None:
         raise invalid(f"max_tokens={first} and max_completion_tokens={second} say two things: give one", "max_tokens")
     if isinstance(body, ChatCompletionBody) and body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
-    for token_id in body.stop_token_ids or ():
-        if token_id >= model.vocab_size:
-            raise invalid(f"stop_token_ids: {token_id} is outside 0..{model.vocab_size - 1}", "stop_token_ids")
+    for field, token_ids in (("stop_token_ids", body.stop_token_ids), ("logit_bias", map(int, body.logit_bias or ()))):
+        for token_id in token_ids or ():
+            if token_id >= model.vocab_size:
+                raise invalid(f"{field}: {token_id} is outside 0..{model.vocab_size - 1}", field)
 
 
 def _max_new_tokens(body: GenerationBody, prompt_len: int, limit: int, is_chat: bool) -> int:

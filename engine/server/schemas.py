@@ -20,6 +20,7 @@ MAX_STOP_CHARS: Final = 1000
 MAX_STOP_TOKEN_IDS: Final = 64
 MAX_CHOICES: Final = 8
 MAX_LOGPROBS: Final = 20
+MAX_LOGIT_BIASES: Final = 1024
 _INT64: Final = 2**63
 
 Prompts = list[str | list[int]]
@@ -73,6 +74,8 @@ _PROMPT_SCHEMA: Final[dict[str, Any]] = {
         {"type": "array", "minItems": 1, "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
     ]
 }
+#: As keys of JSON objects must be: decimal digits in a string, of at most 64 bits.
+_TokenId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,17})$")]
 _StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -96,6 +99,13 @@ class GenerationBody(_Strict):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_LOGIT_BIASES, description="Token id, as text, to what is added to its logit."
+    )
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Annotated[list[_StopText] | None, BeforeValidator(_stops)] = Field(None, max_length=MAX_STOPS)
@@ -187,7 +197,7 @@ def _no_constant(name: str) -> object:
 
 
 def _first_fault(error: ValidationError) -> ApiError:
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    fault = error.errors(include_url=False, include_context=False)[0]
     # Members of a union are named in the path by their types; they are no part of the body.
     path = [part for part in fault["loc"] if isinstance(part, int) or (part != "str" and "[" not in part)]
     name = ".".join(map(str, path)) or None
@@ -202,4 +212,9 @@ def _first_fault(error: ValidationError) -> ApiError:
         case kind if kind.endswith("_type"):
             return invalid(f"{name}: {fault['msg']}", top, "invalid_type")
         case _:
-            return invalid(f"{name}: {fault['msg']}", top)
+            return invalid(f"{name}: {fault['msg']}{_but_is(fault['input'])}", top)
+
+
+def _but_is(value: object) -> str:
+    """A number may be quoted; a text may be somebody's prompt."""
+    return f", not {value!r:.40}" if isinstance(value, int | float) and not isinstance(value, bool) else ""

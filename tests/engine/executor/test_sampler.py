@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +20,10 @@ VOCAB = 64
 
 
 def row(params: SamplingParams, *, rid: str = "r", position: int = 10, output_index: int = 0) -> SamplingRow:
-    return SamplingRow(rid=rid, row=0, position=position, output_index=output_index, params=params)
+    history = None
+    if params.shapes_logits:
+        history = np.random.default_rng(position % 1000).integers(0, VOCAB, min(position, 30))
+    return SamplingRow(rid=rid, row=0, position=position, output_index=output_index, params=params, history=history)
 
 
 def sampler(vocab: int = VOCAB, *, secret: bytes = b"secret") -> Sampler:
@@ -85,6 +89,11 @@ def test_tensor_and_integer_finalisers_are_the_same_function() -> None:
 
 PARAMS = st.builds(
     SamplingParams,
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 1.5, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.25]),
+    logit_bias=st.sampled_from([(), ((3, 2.5), (VOCAB - 1, -100.0))]),
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     top_p=st.sampled_from([0.3, 0.9, 1.0]),
     top_k=st.sampled_from([0, 1, 5, VOCAB, 1000]),
@@ -175,6 +184,24 @@ def test_only_survivors_are_drawn_and_all_of_them() -> None:
     assert set(draw(logits, SamplingParams(top_p=0.6, seed=1), 400)) == nucleus
     assert set(draw(logits, SamplingParams(top_p=1e-9, seed=1), 50)) == {19}
     assert set(draw(logits, SamplingParams(top_k=1, temperature=2.0), 50)) == {19}
+
+
+@given(values=st.lists(VALUES, min_size=2, max_size=40), min_p=st.sampled_from([0.013, 0.317, 0.771, 1.0]))
+def test_min_p_keeps_what_is_probable_enough_beside_the_best(values: list[float], min_p: float) -> None:
+    logits = torch.tensor(values)
+    want = {i for i, value in enumerate(values) if math.exp(value - max(values)) >= min_p}
+    drawn = set(draw(logits, SamplingParams(min_p=min_p, seed=1), 60))
+    assert drawn <= want
+    if len(want) == 1:
+        assert drawn == want
+
+
+def test_min_p_counts_after_temperature_and_beside_the_other_filters() -> None:
+    logits = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    assert set(draw(logits, SamplingParams(min_p=0.2, seed=1), 300)) == {0, 1}
+    assert set(draw(logits, SamplingParams(min_p=0.2, temperature=2.0, seed=1), 300)) == {0, 1, 2, 3}
+    assert set(draw(logits, SamplingParams(min_p=0.01, top_k=2, seed=1), 300)) == {0, 1}
+    assert set(draw(logits, SamplingParams(min_p=0.2, top_p=0.999, seed=1), 300)) == {0, 1}
 
 
 def test_a_nucleus_wider_than_the_first_look_is_found() -> None:

@@ -26,6 +26,16 @@ from tests.engine.executor.tiny import CONFIG, tiny_executor
 
 PAGES = pytest.mark.parametrize("page", [1, 16])
 SEEDED = SamplingParams(max_new_tokens=64, temperature=0.9, top_p=0.95, seed=1234, ignore_eos=True)
+PENALISED = SamplingParams(
+    max_new_tokens=64,
+    temperature=0.0,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.2,
+    logit_bias=((7, 1.5), (300, -100.0)),
+    ignore_eos=True,
+)
+ALL_AT_ONCE = msgspec.structs.replace(PENALISED, temperature=0.8, min_p=0.05, top_k=40, top_p=0.9, seed=77)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -88,7 +98,9 @@ def test_fr_08_any_cutting_of_a_prompt_gives_the_same_first_token(cuts: list[int
 
 
 @PAGES
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "params", [GREEDY, SEEDED, PENALISED, ALL_AT_ONCE], ids=["greedy", "seeded", "penalised", "all at once"]
+)
 def test_mixed_steps_equal_separate_steps(page: int, params: SamplingParams) -> None:
     """Decodes that ride with the pieces of a long prompt, and that prompt, all answer as if alone."""
 
@@ -126,12 +138,13 @@ def test_a_cached_prefix_equals_a_cold_start(page: int) -> None:
     assert warm.outputs == cold.outputs
 
 
-def test_a_request_recomputed_after_a_retraction_goes_on_with_the_same_tokens() -> None:
+@pytest.mark.parametrize("params", [SEEDED, PENALISED, ALL_AT_ONCE], ids=["seeded", "penalised", "all at once"])
+def test_a_request_recomputed_after_a_retraction_goes_on_with_the_same_tokens(params: SamplingParams) -> None:
     """Prompt and outputs prefilled anew, elsewhere in the pool, with the seed's noise at the same positions."""
     driver = ManualDriver(tiny_executor())
-    straight = driver.add("r", prompt(30), SEEDED)
+    straight = driver.add("r", prompt(30), params)
     driver.generate([straight], 16)
-    interrupted = driver.add("r", prompt(30), SEEDED)
+    interrupted = driver.add("r", prompt(30), params)
     driver.generate([interrupted], 7)
     driver.release(interrupted)
     interrupted.computed_len = 0
