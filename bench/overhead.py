@@ -3,15 +3,14 @@
     python -m bench.overhead [--steps 400] [--json]
 
 On: records to a journal on disk, metrics, checker tier 1, read model, and spans (1 % of ordinary requests, all that are
-late or retracted) sent to a receiver of this process. Off: nobody listens. The real engine runs both over simulated
-steps, with two requests ending and two admitted in every step; on and off take turns, and the least of the repeats
-counts, in CPU time of the engine's thread. What the cost is made of: the checker and the hand-over, both estimated
-from one step in 16 of the same run, and the rest, which is what the threads beside it cost the engine's thread (the
-interpreter's lock, caches, the collector). Their own work is told apart: it runs while the engine waits for a model.
+late or retracted) sent to a receiver of this process. Off: nobody listens. The real engine runs both, with two requests
+ending and two admitted in every step. Costs are CPU time of the engine's thread; the work of the threads beside it is
+told apart.
 
-The share is measured with steps that take 5 ms, in short windows that take turns, so that a machine with other work
-slows both down. What it is with nobody beside them follows from the figures of that run too: the engine thread's CPU
-time a step, on against off, over the time of a step.
+Three ways. Without a model (0 ms) nobody can run beside the engine but in its place: the worst case, the least of the
+repeats counts. With a model of 5 ms, which waits as a GPU's does, in short windows that take turns, so that a machine
+with other work slows both down; medians. And with SmolLM2 on this machine's processors, where the other threads' work
+competes with the model's: there the processor time of the whole process counts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.events import EventSink, NullSink
-from engine.executor.simulated import SimulatedExecutor
+from engine.executor.factory import build_executor
 from engine.llm_engine import EngineRequest, LLMEngine
 from engine.sampling_params import SamplingParams
 from telemetry.journal import new_journal_path
@@ -48,9 +47,12 @@ WARM_UP_STEPS: Final = 550
 #: Aims: running requests -> microseconds a step.
 AIMS_US: Final = {32: 50, 256: 120}
 AIM_SHARE: Final = 0.025
-#: Of the simulated steps whose share is measured, and the windows that take turns.
+AIM_MODEL_SHARE: Final = 0.01
+#: Of the simulated steps that leave time to others, and the windows that take turns.
 STEP_MS: Final = 5.0
 WINDOW_S: Final = 0.4
+MODEL_RUNNING: Final = 32
+MODEL_WINDOW_S: Final = 4.0
 
 
 class _Receiver(BaseHTTPRequestHandler):
@@ -79,30 +81,39 @@ def receiver() -> Iterator[str]:
 
 
 class Window(NamedTuple):
-    """Tokens a second of wall time, and the median step's CPU time on the engine's thread."""
+    """Tokens a second of wall time, the median step's CPU time on the engine's thread, and the process's a token."""
 
     tokens_per_s: float
     cpu_us: float
+    process_us: float
+
+
+def config_of(running: int, *, kind: str = "simulated", step_ms: float = 0.0) -> EngineConfig:
+    """An engine for `running` requests that last `running // ENDS_A_STEP` tokens each."""
+    return EngineConfig.model_validate(
+        {
+            "scheduler": {
+                "max_running_requests": running,
+                "chunked_prefill_size": 2048,
+                "enable_mixed_chunk": True,
+                "schedule_policy": "lpm",
+            },
+            "cache": {"page_size": 16, "num_pages": running * (PROMPT_TOKENS + running // ENDS_A_STEP) // 4},
+            "executor": {"kind": kind, "simulated_step_ms": step_ms},
+        }
+    )
 
 
 class Load:
     """An engine that always runs `running` requests, of which two end in every step."""
 
-    def __init__(self, running: int, sink: EventSink, *, step_ms: float = 0.0) -> None:
+    def __init__(
+        self, running: int, sink: EventSink, *, step_ms: float = 0.0, config: EngineConfig | None = None
+    ) -> None:
         outputs = running // ENDS_A_STEP
-        config = EngineConfig.model_validate(
-            {
-                "scheduler": {
-                    "max_running_requests": running,
-                    "chunked_prefill_size": 2048,
-                    "enable_mixed_chunk": True,
-                    "schedule_policy": "lpm",
-                },
-                "cache": {"page_size": 16, "num_pages": running * (PROMPT_TOKENS + outputs) // 4},
-                "executor": {"kind": "simulated", "simulated_step_ms": step_ms},
-            }
-        )
-        self.engine = LLMEngine(config, executor=SimulatedExecutor(config), clock=MonotonicClock(), sink=sink)
+        config = config or config_of(running, step_ms=step_ms)
+        self.engine = LLMEngine(config, executor=build_executor(config), clock=MonotonicClock(), sink=sink)
+        self.steps = 0
         self._outputs = outputs
         self._made = 0
         # The first ones end one after another, so that from then on some end in every step.
@@ -125,6 +136,7 @@ class Load:
     def step(self) -> int:
         """One step; who ended is replaced. Returns the tokens it made."""
         outputs = self.engine.step()
+        self.steps += 1
         for output in outputs:
             if output.finish is not None:
                 self.add(self._outputs)
@@ -141,12 +153,13 @@ class Load:
 
     def window(self, seconds: float) -> Window:
         """A stretch of about `seconds` of wall time."""
-        tokens, spent, began = 0, [], time.perf_counter()
+        tokens, spent, began, process = 0, [], time.perf_counter(), time.process_time_ns()
         while time.perf_counter() - began < seconds:
             before = time.thread_time_ns()
             tokens += self.step()
             spent.append(time.thread_time_ns() - before)
-        return Window(tokens / (time.perf_counter() - began), statistics.median(spent) / 1e3)
+        lasted, used_us = time.perf_counter() - began, (time.process_time_ns() - process) / 1e3
+        return Window(tokens / lasted, statistics.median(spent) / 1e3, used_us / tokens)
 
 
 @contextmanager
@@ -171,7 +184,7 @@ def worker_ns(listeners: Listeners) -> int:
 
 
 def step_cost(running: int, steps: int, traces: str) -> dict[str, Any]:
-    """Microseconds a step, on and off, and what of the difference each part is."""
+    """Microseconds a step, on and off, with nothing between two steps: the worst case."""
     on_us, off_us, parts = [], [], []
     for _ in range(REPEATS):
         load = Load(running, NullSink())
@@ -186,42 +199,77 @@ def step_cost(running: int, steps: int, traces: str) -> dict[str, Any]:
             parts.append({part: (after[part] - before[part]) / steps / 1e3 for part in after})
             assert listeners.checking.checker.total_violations == 0, "a broken law makes the figures worthless"
     least = min(range(REPEATS), key=on_us.__getitem__)
-    cost, part = min(on_us) - min(off_us), parts[least]
     return {
         "bench": "overhead_step",
         "running": running,
+        "model_ms": 0.0,
         "on_us": round(min(on_us), 1),
         "off_us": round(min(off_us), 1),
-        "cost_us": round(cost, 1),
+        "cost_us": round(min(on_us) - min(off_us), 1),
         "aim_us": AIMS_US[running],
-        **{f"{name}_us": round(spent, 1) for name, spent in part.items()},
-        "rest_us": round(cost - part["check"] - part["publish"], 1),
+        "beside_us": round(parts[least]["worker"], 1),
     }
 
 
-def share_of_tokens(traces: str, seconds: float) -> dict[str, Any]:
-    """Share of tokens a second that watching costs at 256 running and steps of 5 ms; medians of windows."""
-    off_load = Load(256, NullSink(), step_ms=STEP_MS)
-    on: list[Window] = []
+def taking_turns(
+    off_load: Load, on_load: Load, listeners: Listeners, turns: int, window_s: float = WINDOW_S
+) -> tuple[list[Window], list[Window]]:
+    """(off, on): windows of both in turn, each as often first as second."""
     off: list[Window] = []
+    on: list[Window] = []
+    for load in (off_load, on_load):
+        load.window(window_s)
+    for turn in range(turns):
+        for load, windows in ((off_load, off), (on_load, on)) if turn % 2 else ((on_load, on), (off_load, off)):
+            windows.append(load.window(window_s))
+            worker_ns(listeners)  # what one window left to do is not done in the next
+    assert listeners.checking.checker.total_violations == 0, "a broken law makes the figures worthless"
+    return off, on
+
+
+def paced_cost(running: int, traces: str, seconds: float) -> dict[str, Any]:
+    """The same with a model of STEP_MS, as a served engine has one, and what it costs of the tokens a second."""
+    off_load = Load(running, NullSink(), step_ms=STEP_MS)
     with everything(traces) as listeners:
-        on_load = Load(256, listeners.hears, step_ms=STEP_MS)
-        for turn in range(max(2, round(seconds / WINDOW_S))):
-            for load, windows in ((off_load, off), (on_load, on)) if turn % 2 else ((on_load, on), (off_load, off)):
-                windows.append(load.window(WINDOW_S))
-                worker_ns(listeners)  # what one window left to do is not done in the next
+        on_load = Load(running, listeners.hears, step_ms=STEP_MS)
+        before, made = worker_ns(listeners), on_load.steps
+        off, on = taking_turns(off_load, on_load, listeners, max(2, round(seconds / WINDOW_S)))
+        beside = (worker_ns(listeners) - before) / (on_load.steps - made) / 1e3
     cpu_on, cpu_off = (statistics.median(window.cpu_us for window in windows) for windows in (on, off))
     rate_on, rate_off = (statistics.median(window.tokens_per_s for window in windows) for windows in (on, off))
     return {
-        "bench": "overhead_share",
-        "running": 256,
-        "step_ms": STEP_MS,
+        "bench": "overhead_step",
+        "running": running,
+        "model_ms": STEP_MS,
+        "on_us": round(cpu_on, 1),
+        "off_us": round(cpu_off, 1),
+        "cost_us": round(cpu_on - cpu_off, 1),
+        "aim_us": AIMS_US[running],
+        "beside_us": round(beside, 1),
         "share": round(1 - rate_on / rate_off, 4),
         "share_of_cpu": round((cpu_on - cpu_off) / (STEP_MS * 1e3 + cpu_on), 4),
-        "cpu_on_us": round(cpu_on, 1),
-        "cpu_off_us": round(cpu_off, 1),
         "windows": len(on),
-        "aim": AIM_SHARE,
+    }
+
+
+def model_share(traces: str, turns: int) -> dict[str, Any]:
+    """Share of tokens a second, and of the whole process's processor time a token, with SmolLM2 at 32 running."""
+    config = config_of(MODEL_RUNNING, kind="torch")
+    off_load = Load(MODEL_RUNNING, NullSink(), config=config)
+    with everything(traces) as listeners:
+        on_load = Load(MODEL_RUNNING, listeners.hears, config=config)
+        off, on = taking_turns(off_load, on_load, listeners, turns, MODEL_WINDOW_S)
+    rate_on, rate_off = (statistics.median(window.tokens_per_s for window in windows) for windows in (on, off))
+    all_on, all_off = (statistics.median(window.process_us for window in windows) for windows in (on, off))
+    return {
+        "bench": "overhead_model",
+        "running": MODEL_RUNNING,
+        "share": round(1 - rate_on / rate_off, 4),
+        "share_of_cpu": round(1 - all_off / all_on, 4),
+        "off_us_a_token": round(all_off, 1),
+        "on_us_a_token": round(all_on, 1),
+        "windows": len(on),
+        "aim": AIM_MODEL_SHARE,
     }
 
 
@@ -229,28 +277,36 @@ def main() -> int:
     """Print the table, or JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=10.0, help="with everything on, and as many with it off")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of paced steps, with everything on and off")
+    parser.add_argument("--model-turns", type=int, default=8, help="windows of SmolLM2 with everything on; 0: none")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with receiver() as traces:
         rows = [step_cost(running, args.steps, traces) for running in AIMS_US]
-        share = share_of_tokens(traces, args.seconds)
+        rows += [paced_cost(running, traces, args.seconds) for running in AIMS_US]
+        model = model_share(traces, args.model_turns) if args.model_turns else None
     if args.json:
-        for row in (*rows, share):
+        for row in (*rows, *filter(None, (model,))):
             print(json.dumps(row))
         return 0
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, least of {REPEATS}")
-    print("us a step on the engine's thread; check and publish: estimated from one step in 16; beside: other threads")
-    names = ("running", "off", "on", "cost", "aim", "check", "publish", "rest", "beside")
-    print("".join(f"{name:>9}" for name in names))
-    for row in rows:
-        keys = ("running", "off_us", "on_us", "cost_us", "aim_us", "check_us", "publish_us", "rest_us", "worker_us")
-        print("".join(f"{row[key]:>9}" for key in keys))
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    print("us a step of the engine thread's CPU; beside: of other threads; share: of tokens a second, and by CPU time")
     print(
-        f"256 running, steps of {STEP_MS:g} ms: {share['share']:.1%} fewer tokens a second (medians of "
-        f"{share['windows']} windows each; aim {AIM_SHARE:.1%}); by CPU time of the engine's thread "
-        f"{share['share_of_cpu']:.1%} ({share['cpu_off_us']} us a step off, {share['cpu_on_us']} on)"
+        "".join(
+            f"{name:>10}" for name in ("running", "model ms", "off", "on", "cost", "aim", "beside", "share", "by CPU")
+        )
     )
+    for row in rows:
+        keys = ("running", "model_ms", "off_us", "on_us", "cost_us", "aim_us", "beside_us")
+        shares = "".join(f"{row[key]:>10.1%}" if key in row else f"{'':>10}" for key in ("share", "share_of_cpu"))
+        print("".join(f"{row[key]:>10}" for key in keys) + shares)
+    print(f"aim of the share at 256 running: {AIM_SHARE:.1%}")
+    if model is not None:
+        print(
+            f"SmolLM2-135M at {model['running']} running: {model['share']:.1%} fewer tokens a second, "
+            f"{model['share_of_cpu']:.1%} more processor time a token (medians of {model['windows']} windows; "
+            f"aim {AIM_MODEL_SHARE:.1%})"
+        )
     return 0
 
 

@@ -98,6 +98,7 @@ _NO_KV: Final = 'reason=~"kv_.*_exhausted"'
 _TO_BE_HAD: Final = 'state=~"free|evictable"'
 _BUSY: Final = ('kind!="idle"',)
 _JUDGED: Final = 'mode!="off"'
+_AT_EVENTS: Final = ('group="step"',)
 
 ALERTS: Final = (
     Alert(
@@ -239,7 +240,9 @@ ALERTS: Final = (
     Alert(
         "AdmitscopeCheckerSilent",
         lambda s: (
-            f"{rate('invariant_checks_total', 'instance', where=ALL, over=s.window(120))} == 0 and on (instance) "
+            # A checker that lost events goes on with audits alone: laws of steps are judged at events.
+            f"{rate('invariant_checks_total', 'instance', matchers=_AT_EVENTS, where=ALL, over=s.window(120))} == 0 "
+            "and on (instance) "
             f"{rate('steps_total', 'instance', matchers=_BUSY, where=ALL, over=s.window(120))} > 0 "
             # A checker that is off on purpose is a setting, and no fault.
             f"and on (instance) sum by (instance) ({_all('invariant_laws', _JUDGED)}) > 0"
@@ -247,7 +250,8 @@ ALERTS: Final = (
         60,
         "page",
         "Steps are made, laws are to be judged, and nothing checks them.",
-        '`telemetry_errors_total{component="checker"}` and the log; `invariant_laws` by mode says what is off.',
+        '`telemetry_errors_total{component="checker"}`, `telemetry_dropped_total{sink="checker"}` (after a loss it '
+        "judges by audits alone, until a restart) and the log; `invariant_laws` by mode says what is off.",
     ),
     Alert(
         "AdmitscopeDown",

@@ -1,9 +1,9 @@
 """InvariantChecker. Owns: the event sink that runs the laws, counts them, and says or raises what it finds.
 
-With `raise` it runs on the engine thread, so that the traceback is at the step that broke the law. With `record` nothing
-it finds, and no fault of its own, ever stops the loop: a violation is counted, kept and handed to `listener`; it may
-then run on one thread beside the engine's (`may_be_behind`). With `off` a law is not judged; a checker whose every law
-is off (`is_off`) is left out of an engine's listeners and costs nothing.
+With `raise` it runs on the engine thread, so that the traceback is at the step that broke the law. With `record`
+nothing it finds, and no fault of its own, ever stops the loop: a violation is counted, kept and handed to `listener`;
+it may then run on one thread beside the engine's (`may_be_behind`). With `off` a law is not judged; a checker whose
+every law is off (`is_off`) is left out of an engine's listeners and costs nothing.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class InvariantChecker:
     def audit(self, snapshot: SchedulerSnapshot) -> bool:
         """Recount a whole snapshot, taken between steps, and compare it with itself and with the books (tier 2).
 
-        Call it on the thread that judges, after the events that came before it and before those after. False, and nothing is checked, in the middle of a step: a request in transit would
-        look like a leak.
+        Call it on the thread that judges, after the events that came before it and before those after. False, and
+        nothing is checked, in the middle of a step: a request in transit would look like a leak.
         """
         judge = self._judge
         if judge is not None and judge.is_inside_a_step:
@@ -212,13 +212,19 @@ class InvariantChecker:
                 self.ns_by_tier[2] += self._time_ns() - started
 
     def _go_blind(self) -> None:
+        """Books that missed something would accuse a sound engine."""
         self.is_blind = True
+        self.internal_errors += 1
+        self.last_internal_error = f"{self.lost()} events were lost on the way here: only recounts judge from now on"
         self._judge, self._handlers = None, {}
 
     def _on_first(self, event: AnyEvent) -> None:
         if self.is_blind:
             return
         if not isinstance(event, EngineStarted):
+            if self.lost():
+                self._go_blind()
+                return
             self.report("INV-STEP-02", "EngineStarted as the first event", type(event).__name__)
             return
         self._judge = Judge(

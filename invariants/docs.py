@@ -27,7 +27,8 @@ every decision, plan, outcome and page move with them. What a law needs to know 
 | Tier | When | Cost |
 |---|---|---|
 | 0 | `assert` inside the core, always | constant |
-| 1 | at every event, in the engine thread | constant per event, or per row or page it names |
+| 1 | at every event; beside the engine thread where no law is to raise | \
+constant per event, or per row or page it names |
 | 2 | `InvariantChecker.audit(snapshot)`: every page, node, lease, row and list recounted and compared; \
 `audit_readings`: what a listener shows, against the same books | pages + nodes + leases; numbers shown |
 
@@ -39,7 +40,8 @@ while every sum balances.
 | `--on-violation` | | default of |
 |---|---|---|
 | `record` | counted (`admitscope_violations_total{id}`), logged at a bounded rate, a bundle of evidence on disk; \
-the loop never stops | `admitscope serve` |
+the loop never stops. Where no law is set to `raise`, judged beside the engine thread, usually within 50 ms \
+| `admitscope serve` |
 | `raise` | all of that, and the engine stops: at the very step, with its traceback; for what an audit found, at the \
 next step, which is due at once. Every client is told, `/ready` says 503, the exit status is 1 | `admitscope demo`, \
 tests, simulations |
@@ -81,10 +83,10 @@ When the 2,000 events reach back to the start, `events.jsonl` is a journal of it
 otherwise it reads the run's journal up to the offending event; where there is neither, no command is promised.
 
 Limits: at most one bundle per law and step, `--checker.evidence-per-law` at once, then one per
-`--checker.evidence-interval-s`; `--checker.evidence-max-mib` for all bundles of a run. The engine thread hands over
-references and never waits for the disk. `admitscope_evidence_bundles_total{outcome}` counts what was `written`, left
-out by the rate (`limited`) or for the size (`full`), and `failed`, such as for a full disk, which stops nothing. No
-prompt text: events and snapshots hold lengths and salted keys.
+`--checker.evidence-interval-s`; `--checker.evidence-max-mib` for all bundles of a run. The thread that
+judges hands over references and never waits for the disk. `admitscope_evidence_bundles_total{outcome}` counts what was
+`written`, left out by the rate (`limited`) or for the size (`full`), and `failed`, such as for a full disk, which stops
+nothing. No prompt text: events and snapshots hold lengths and salted keys.
 
 ## Judging a journal
 

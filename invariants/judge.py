@@ -1,6 +1,6 @@
 """Judge. Owns: which laws see which event of one engine life, in which order, and what the books learn from it.
 
-Called by `InvariantChecker` with every event but the first, on the engine thread. Decode steps are most of a server's
+Called by `InvariantChecker` with every event but the first. Decode steps are most of a server's
 life and are kept cheap: laws look at what changed, and whole tuples are compared before their members are.
 """
 

@@ -347,7 +347,7 @@ class BufferedSink:
         takes_many = self._sink.take if isinstance(self._sink, TakesMany) else None
         began = time.perf_counter_ns()
         while not self._given_up:
-            # A call that comes later than this look is about events that come later than `waiting`, or are looked at next.
+            # A call that comes after this look comes after all that wait by now.
             most = min(waiting, _BATCH)
             if self._calls:
                 most = min(most, self._run_calls())

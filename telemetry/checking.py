@@ -3,8 +3,8 @@
 Where a law is to raise, the checker judges on the engine thread, before the next thing happens. Where all are only
 recorded, nobody waits for the verdict: a worker judges beside the engine, a few steps later (ADR 0019).
 
-Who hears of a violation, on the thread that judges and in this order: the log, the evidence recorder, and whoever is added
-to `listeners`. With every law off there is a checker, but nobody calls it: it is no sink, and costs nothing.
+Who hears of a violation, on the thread that judges and in this order: the log, the evidence recorder, and whoever is
+added to `listeners`. With every law off there is a checker, but nobody calls it: it is no sink, and costs nothing.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ class Checking:
         """For the lines that a server begins with."""
         if self.checker.is_off:
             return "off: no law is judged"
+        if self.checker.is_blind:
+            return f"blind: events were lost on the way to it ({self.checker.lost()}); only recounts judge this run"
         modes = ", ".join(f"{laws} {mode}" for mode, laws in self.checker.laws_by_mode.items() if laws)
         period_s = self._config.audit_period_s
         audits = "no audits" if period_s is None else f"an audit every {period_s:g} s"

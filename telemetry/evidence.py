@@ -1,6 +1,6 @@
 """Evidence. Owns: which violations get a bundle on disk, and the thread that writes it, so that the engine never waits.
 
-The engine thread decides and hands over references; everything slow happens on the recorder's own thread. A bundle
+The thread that judges decides and hands over references; everything slow happens on the recorder's own. A bundle
 appears whole or not at all. Limits: the first violations of each law at once, later ones at most one per interval, and
 a size for all bundles of the run. What is left out, or fails (a full disk), is counted by outcome and stops nothing.
 """
@@ -45,7 +45,7 @@ _MAX_SAME_NAME: Final = 1_000
 
 
 class EvidenceRecorder:
-    """Call it with each violation, on the engine thread.
+    """Call it with each violation, on the thread that judges: always the same one.
 
     folder     where bundles go, one folder each; made with the first
     run        name of the run: bundles are `<run>-<law>-<step>`
@@ -85,18 +85,18 @@ class EvidenceRecorder:
         self._clock = clock
         self.counts: dict[str, int] = dict.fromkeys(EVIDENCE_OUTCOMES, 0)
         self._errors = ErrorLog("evidence")
-        #: Engine thread only: bundles of each law so far, the step of its last, and when its next may be.
+        #: Of the thread that judges: bundles of each law so far, the step of its last, and when its next may be.
         self._given: dict[str, int] = {}
         self._last_step: dict[str, int] = {}
         self._next_ns: dict[str, int] = {}
-        #: Written by the recorder's thread, read by the engine thread: the run's size is used up.
+        #: Written by the recorder's thread, read by the thread that judges: the run's size is used up.
         self._is_full = False
         self._lock = threading.Lock()
         self._cases: queue.Queue[Case | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._work, name="admitscope-evidence", daemon=True)
         self._thread.start()
 
-    # -- engine thread -----------------------------------------------------------------------------------------------
+    # -- the thread that judges --------------------------------------------------------------------------------------
 
     def __call__(self, violation: Violation) -> None:
         """Take one violation. Never blocks, never raises for want of room."""

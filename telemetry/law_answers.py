@@ -90,7 +90,7 @@ class LawBook:
         return None if self._reader is None else self._reader.detail(head, name)
 
     def _note(self, violation: Violation) -> None:
-        """Called on the engine thread with each violation."""
+        """Called on the thread that judges, with each violation."""
         self._last[violation.id] = (violation, time.time_ns())
 
     def _row(self, law: Law, checking: Checking) -> LawRow:

@@ -2,7 +2,8 @@
 
 On the engine thread, in order: the queues of the workers (first, so that what the checker refuses is on record), then
 the checker where it may stop a step. Workers: one for metrics, read model, request log, spans and a checker that only
-records; one each for the journal and for tables, which wait on a disk. `hears` is the engine's sink; once the engine exists, `attach` names it.
+records; one each for the journal and for tables, which wait on a disk. `hears` is the engine's sink; once the
+engine exists, `attach` names it.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ class Listeners:
         self._engine_thread = engine_thread
         self.checking.attach(engine, engine_thread, self.metrics, self._span_sink, self._shared.call)
         self.exposition.warm()
+
+    def settle(self, timeout_s: float = 30.0) -> bool:
+        """Wait until all that was published before is heard, and judged. False after `timeout_s`, for any queue."""
+        return all(queue.flush(timeout_s) for queue in self.queues)
 
     def close(self) -> bool:
         """After the engine thread has ended: write what waits. False when a file lacks some of it; the log says so."""

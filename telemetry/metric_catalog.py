@@ -58,11 +58,11 @@ class LiveState(StrEnum):
 LEDGERS: Final = ("compute", "chunk", "kv_now", "kv_total", "rows")
 PHASES: Final = ("drain", "plan", "commit", "prepare", "forward_wait", "apply", "check", "publish", "idle")
 KV_STATES: Final = ("free", "private", "protected", "evictable")
-SINKS: Final = ("journal", "spans", "metrics", "read_model", "parquet")
-COMPONENTS: Final = ("journal", "spans", "metrics", "read_model", "checker", "parquet")
+SINKS: Final = ("journal", "spans", "metrics", "read_model", "checker", "parquet")
+COMPONENTS: Final = SINKS
 CHECK_GROUPS: Final = tuple(group.value for group in Group)
-#: What listeners do: judge, count and hand over on the engine thread; all else on threads beside it, where metrics are
-#: counted too now, so that `metric` is a value that only dashboards of before ask for.
+#: What listeners do: hand over, and judge where a law is to raise, on the engine thread; all else on threads beside
+#: it, where metrics are counted too now, so that `metric` is a value that only dashboards of before ask for.
 PARTS: Final = ("check", "metric", "publish", "worker")
 #: Where in its prompt an admitted piece lies.
 POSITION_OF: Final = {

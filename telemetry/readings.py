@@ -1,7 +1,7 @@
 """Readings. Owns: what a `MetricsSink` shows, as the plain numbers that the invariant checker compares with its books.
 
-Taken on the engine thread between two steps. Telemetry knows the checker's form of readings; the checker knows nothing
-of telemetry.
+Taken between two steps, on the thread that judges. Telemetry knows the checker's form of readings; the checker knows
+nothing of telemetry.
 """
 
 from __future__ import annotations

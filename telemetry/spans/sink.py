@@ -134,7 +134,7 @@ class SpanSink:
         self._now_ns = 0
 
     def note_violation(self, violation: ViolationNote) -> None:
-        """A law broke. May be called from the engine thread: it only appends."""
+        """A law broke. May be called from the thread that judges: it only appends."""
         self._notes.append(violation)
 
     # -- events ----------------------------------------------------------------------------------------------------

@@ -191,10 +191,21 @@ _CASES: Final = (
         "AdmitscopeCheckerSilent",
         "5m",
         {
-            'invariant_checks_total{group="page"}': "7x40",
+            'invariant_checks_total{group="step"}': "7x40",
             'steps_total{kind="decode"}': "0+9x40",
             'invariant_laws{mode="record"}': "40x40",
             'invariant_laws{mode="off"}': "1x40",
+        },
+    ),
+    _fires(
+        "audits alone",
+        "AdmitscopeCheckerSilent",
+        "5m",
+        {
+            'invariant_checks_total{group="step"}': "7x40",
+            'invariant_checks_total{group="page"}': "0+70x40",
+            'steps_total{kind="decode"}': "0+9x40",
+            'invariant_laws{mode="record"}': "40x40",
         },
     ),
     _silent(
@@ -202,7 +213,7 @@ _CASES: Final = (
         "AdmitscopeCheckerSilent",
         "5m",
         {
-            'invariant_checks_total{group="page"}': "7x40",
+            'invariant_checks_total{group="step"}': "7x40",
             'steps_total{kind="decode"}': "0+9x40",
             'invariant_laws{mode="record"}': "0x40",
             'invariant_laws{mode="raise"}': "0x40",
@@ -214,7 +225,7 @@ _CASES: Final = (
         "AdmitscopeCheckerSilent",
         "5m",
         {
-            'invariant_checks_total{group="page"}': "7x40",
+            'invariant_checks_total{group="step"}': "7x40",
             'steps_total{kind="idle"}': "0+9x40",
             'steps_total{kind="decode"}': "9x40",
             'invariant_laws{mode="record"}': "40x40",
@@ -225,7 +236,7 @@ _CASES: Final = (
         "AdmitscopeCheckerSilent",
         "5m",
         {
-            'invariant_checks_total{group="page"}': "0+70x40",
+            'invariant_checks_total{group="step"}': "0+70x40",
             'steps_total{kind="decode"}': "0+9x40",
             'invariant_laws{mode="record"}': "40x40",
         },

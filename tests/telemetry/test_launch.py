@@ -233,6 +233,7 @@ def test_raise_stops_the_step_and_record_counts() -> None:
         _break_a_law(instance)
     with built(_command(on_violation="record")) as instance:
         _break_a_law(instance)
+        assert instance.listeners.settle()
         assert instance.checker.total_violations > 0
 
 
@@ -258,6 +259,7 @@ def test_the_same_prompt_has_other_keys_in_another_run() -> None:
     for _ in range(2):
         with built(_command()) as instance:
             instance.engine.add_request(request)
+            assert instance.listeners.settle()
             (arrived,) = (event for event in instance.checker.evidence() if isinstance(event, RequestArrived))
             keys.append((arrived.page_keys, arrived.head32_key))
     assert len(keys[0][0]) == len(keys[1][0]) == 2 * 8
@@ -336,10 +338,12 @@ def test_an_audit_recounts_the_engine_and_finds_what_events_did_not_say() -> Non
         instance.engine.add_request(request)
         instance.engine.step()
         auditor.audit()
+        assert instance.listeners.settle()
         assert instance.checker.total_violations == 0
         assert instance.checker.ns_by_tier[2] > 0
         # A page that changes hands without an event is what only a recount sees.
         lease = instance.engine.scheduler.kv.leases["r"]
         instance.engine.scheduler.kv.pool._owners[int(lease.pages[0])] += 1
         auditor.audit()
+        assert instance.listeners.settle()
         assert instance.checker.total_violations > 0

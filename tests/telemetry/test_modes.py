@@ -296,6 +296,7 @@ def test_others_may_hear_of_violations_too() -> None:
         )
         instance.engine.scheduler.publisher.seq += 3
         instance.engine.step()
+        assert instance.listeners.settle()
         assert [violation.id for violation in told] == ["INV-STEP-02"]
     finally:
         instance.close()
