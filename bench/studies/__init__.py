@@ -1,0 +1,1 @@
+"""`make study`: the studies of docs/studies, each by one command."""

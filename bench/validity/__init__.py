@@ -1,0 +1,1 @@
+"""`make validity`: what-if predictions held against the real engine on this machine. docs/studies/validity.md."""
