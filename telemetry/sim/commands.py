@@ -24,8 +24,9 @@ def chosen_arrivals(rate_scale: float, rate: float | None, concurrency: int | No
 class SimCommand(SubCommand):
     """Simulate a trace: the real scheduler and cache under a virtual clock, with times from a cost model.
 
-    TRACE is a Mooncake trace (JSON lines), an Azure one (CSV), a journal of this engine or its folder, or the name of a
-    trace that comes with this program: mooncake, azure-conv. Files may end in .gz or .xz.
+    TRACE is a Mooncake trace (JSON lines), an Azure one (CSV), a request log of SGLang (JSON lines), a journal of this
+    engine or its folder, the folder of its Parquet tables, or the name of a trace that comes with this program:
+    mooncake, azure-conv. Files may end in .gz or .xz.
     Exit status 0 when all was simulated, 1 when a law of the engine broke, 2 when something cannot be read or is set
     wrongly. Nothing leaves this machine.
 

@@ -19,18 +19,18 @@ from telemetry.sim.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson
 from telemetry.sim.commands import SimCommand
 from telemetry.sim.cost_fit import StepSamples, fit
 from telemetry.sim.cost_model import CostError, CostModel, Estimator, load_cost
+from telemetry.sim.inputs import is_journal, trace_format
 from telemetry.sim.journal_workload import JournalWorkload, Missing, read_events
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Measure
 from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
 from telemetry.sim.progress import Meter
 from telemetry.sim.results import SimResult, Totals, result_of
-from telemetry.sim.traces import PACKAGED, TraceError, opened, trace_format
+from telemetry.sim.traces import PACKAGED, TraceError
 from telemetry.sim.workload import Workload
 
 #: Of a trace, which names no pool: as many tokens as an 8B model finds room for on one large GPU.
 DEFAULT_POOL_TOKENS: Final = 524_288
-_FIRST_LINE: Final = 4096
 DEFAULT_COST: Final = "smollm2-cpu"
 
 
@@ -56,19 +56,6 @@ class Plan:
     journal: Path | None = None
 
 
-def is_journal(path: Path) -> bool:
-    """Whether `path` names a journal of this engine: a folder, or a file that begins with a journal's header."""
-    if path.is_dir():
-        return True
-    if not path.is_file():
-        return False
-    with opened(path) as text:
-        try:
-            return text.readline(_FIRST_LINE).startswith('{"type":"header"')
-        except (OSError, EOFError, UnicodeDecodeError):
-            return False  # the readers of traces say what is wrong
-
-
 def plan_of(command: SimCommand) -> Plan:
     """What `command` asks for. Raises UsageError, TraceError, JournalError or CostError."""
     settings = parse_settings(command.set)
@@ -83,23 +70,19 @@ def plan_of(command: SimCommand) -> Plan:
 def _trace_plan(path: Path, settings: dict[str, str], command: SimCommand) -> Plan:
     if not path.is_file():
         raise TraceError(f"{path}: no such file; traces that come with this program: {', '.join(PACKAGED)}")
-    kind = trace_format(path)
-    if kind is None:
-        raise TraceError(
-            f"{path}: neither a journal of this engine, nor a Mooncake trace (JSON lines with input_length and "
-            "hash_ids), nor an Azure one (CSV with TIMESTAMP, ContextTokens, GeneratedTokens)"
-        )
+    workload = trace_format(path)(path, limit=command.limit, ask_for=command.ask_for)
     base = EngineConfig()
     config = changed({}, settings)
     pages = DEFAULT_POOL_TOKENS // config.cache.page_size if config.cache.num_pages is None else config.cache.num_pages
     return Plan(
-        workload=kind(path, limit=command.limit, ask_for=command.ask_for),
+        workload=workload,
         config=with_pages(config, pages),
         num_pages=pages,
         base=base,
         base_pages=pages,
         cost=load_cost(command.cost or DEFAULT_COST),
         settings=settings,
+        notes=list(workload.notes),
     )
 
 

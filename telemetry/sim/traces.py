@@ -56,8 +56,8 @@ def opened(file: Path) -> TextIO:
         raise TraceError(f"{file}: {error.strerror}") from error
 
 
-class _Trace(ABC):
-    """Common to both formats: numbering, counting, the limit, and faults of the file as a whole.
+class Trace(ABC):
+    """Common to the formats: numbering, counting, the limit, and faults of the file as a whole.
 
     ask_for   tokens that each request asks for at most, if that is more than its answer; None: as many as its answer
     """
@@ -67,6 +67,11 @@ class _Trace(ABC):
         self.name = file.name
         self._limit = limit
         self._ask_for = ask_for
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What whoever reads the result has to know of the file."""
+        return ()
 
     def total(self) -> int:
         rows = sum(1 for _ in self._lines()) - self._header_lines()
@@ -125,7 +130,7 @@ class _MooncakeRow(msgspec.Struct):
     hash_ids: list[int]
 
 
-class MooncakeTrace(_Trace):
+class MooncakeTrace(Trace):
     """JSON lines: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids` (one for each 512 tokens)."""
 
     def _rows(self) -> Iterator[Ask]:
@@ -137,12 +142,12 @@ class MooncakeTrace(_Trace):
             try:
                 row = decoder.decode(line)
             except msgspec.ValidationError as error:
-                raise TraceError(f"{where}: {_field_first(str(error))}; the line is {line.strip()[:120]}") from error
+                raise TraceError(f"{where}: {field_first(str(error))}; the line is {line.strip()[:120]}") from error
             except msgspec.DecodeError as error:
                 raise TraceError(f"{where}: no JSON object: {error}; the line is {line.strip()[:120]}") from error
-            _within(where, "timestamp", row.timestamp, 0, _MOST_MS)
-            _within(where, "input_length", row.input_length, 1, MOST_TOKENS)
-            _within(where, "output_length", row.output_length, 0, MOST_TOKENS)
+            within(where, "timestamp", row.timestamp, 0, _MOST_MS)
+            within(where, "input_length", row.input_length, 1, MOST_TOKENS)
+            within(where, "output_length", row.output_length, 0, MOST_TOKENS)
             blocks = -(-row.input_length // MOONCAKE_BLOCK)
             if len(row.hash_ids) != blocks:
                 raise TraceError(
@@ -161,7 +166,7 @@ class MooncakeTrace(_Trace):
             )
 
 
-class AzureTrace(_Trace):
+class AzureTrace(Trace):
     """CSV with `TIMESTAMP` (date and time), `ContextTokens`, `GeneratedTokens`. Nothing is known of prefixes."""
 
     def _header_lines(self) -> int:
@@ -201,20 +206,6 @@ class AzureTrace(_Trace):
             yield self._ask(rows.line_num, arrival_ns=arrival_ns, prompt=prompt, output=max(output, 1), ids=None)
 
 
-def trace_format(file: Path) -> type[MooncakeTrace] | type[AzureTrace] | None:
-    """By the first line; None when it is neither."""
-    with opened(file) as text:
-        try:
-            first = text.readline(1 << 20)
-        except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-            raise TraceError(f"{file}: cannot be read: {error}") from error
-    if "ContextTokens" in first or "TIMESTAMP" in first:
-        return AzureTrace
-    if '"input_length"' in first or '"hash_ids"' in first:
-        return MooncakeTrace
-    return None
-
-
 def _chained(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """Keys that stand for their block and all before it."""
     own = mixed(np.array(ids, dtype=np.uint64) + np.uint64(1))
@@ -225,13 +216,14 @@ def _chained(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     return mixed(np.array(keys, dtype=np.uint64))
 
 
-def _field_first(message: str) -> str:
+def field_first(message: str) -> str:
     """msgspec's "Expected `int`, got `str` - at `$.input_length`", with the field in front."""
     what, _, place = message.partition(" - at `$.")
     return f"{place.rstrip('`')}: {what}" if place else message
 
 
-def _within(where: str, name: str, value: float, least: int, most: int) -> None:
+def within(where: str, name: str, value: float, least: int, most: int) -> None:
+    """Raise TraceError for a value that no request has."""
     if not least <= value <= most:
         raise TraceError(f"{where}: {name} is {value}; {least} to {most} are possible")
 
@@ -249,7 +241,7 @@ def _number(where: str, name: str, text: str | None, least: int) -> int:
     if len(text.strip().lstrip("0")) > _MOST_DIGITS:
         raise TraceError(f"{where}: {name} is {_shown(text)}; {least} to {MOST_TOKENS} are possible")
     value = int(text.strip().lstrip("0") or 0)
-    _within(where, name, value, least, MOST_TOKENS)
+    within(where, name, value, least, MOST_TOKENS)
     return value
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.cli import main
-from telemetry.sim.traces import PACKAGED, AzureTrace, MooncakeTrace, TraceError, trace_format
+from telemetry.sim.inputs import trace_format
+from telemetry.sim.traces import PACKAGED, AzureTrace, MooncakeTrace, TraceError
 
 GOOD = {"timestamp": 1500, "input_length": 1000, "output_length": 7, "hash_ids": [0, 1]}
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
