@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("engine", "telemetry", "invariants", "dashboard")
 #: Extras that a server and its dashboard run on. `gpu` and `dev` are for machines and people that have them.
-RUNTIME_EXTRAS: Final = ("torch", "serve", "dashboard", "parquet", "plot", "tune")
+RUNTIME_EXTRAS: Final = ("torch", "serve", "dashboard", "parquet", "plot", "tune", "grammar")
 #: Module -> distribution, where the two differ; the longest that fits counts.
 _DISTRIBUTIONS: Final = {
     "annotated_types": "pydantic",

@@ -20,7 +20,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.scheduler import Arrival, Scheduler
 from engine.scheduler.turn_away import displaceable, overdue
-from engine.token_store import StopWatcherFactory, TokenStore
+from engine.token_store import GrammarFactory, StopWatcherFactory, TokenStore
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,6 @@ class TokenOutput(msgspec.Struct, frozen=True):
     """One output token, or an end without a token (abort, error: token_id None).
 
     cached_tokens  prompt tokens found in the cache at the request's first admission
-    stop_hit       a stop string was completed by this token
     """
 
     rid: str
@@ -69,6 +68,7 @@ class LLMEngine:
         clock: Clock,
         sink: EventSink,
         stop_watcher: StopWatcherFactory | None = None,
+        grammars: GrammarFactory | None = None,
         key_secret: bytes | None = b"",
         version: str = "",
         engine_id: str = "",
@@ -83,6 +83,7 @@ class LLMEngine:
             secret=key_secret,
             eos_token_ids=self.info.eos_token_ids,
             stop_watcher=stop_watcher,
+            grammars=grammars,
         )
         self.scheduler = Scheduler(
             config, num_pages=self.info.num_pages, sink=sink, chained_keys=self.tokens.chained_keys
@@ -95,8 +96,7 @@ class LLMEngine:
         self._condemned: Exception | None = None
         self._was_idle = True
         self.steps_done = 0
-        #: Steps that computed something: what tells progress from spinning.
-        self.work_steps = 0
+        self.work_steps = 0  # steps that computed something: what tells progress from spinning
         #: The last executor failure, for a debugger; events and the log do not hold its text.
         self.last_failure: BaseException | None = None
         self._check_pool()

@@ -35,6 +35,10 @@ class FinishReason(Code):
     REFUSED = "refused"
 
 
+#: Detail of an abort by the engine: the last token did not follow the request's grammar.
+GRAMMAR_FAILED: Final = "grammar_failed"
+
+
 class Cause(Code):
     """Why a request changed state."""
 

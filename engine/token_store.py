@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.kvcache.page_keys import HEAD_TOKENS, PageKeyer
-from engine.request import FinishReason
+from engine.request import GRAMMAR_FAILED, FinishReason
 from engine.sampling_params import GrammarSpec, SamplingParams
 from engine.scheduler.plan import OutcomeRow
 
@@ -141,23 +141,22 @@ class TokenStore:
     def drop(self, rid: str) -> None:
         self._sequences.pop(rid, None)
 
-    def params(self, rid: str) -> SamplingParams:
-        return self._sequences[rid].params
+    def row(self, rid: str) -> tuple[int, int, SamplingParams, Tokens | None, Grammar | None]:
+        """What the sampler needs of a request: position and index of its next output token, and how to choose it.
+
+        Then all its token ids when its parameters ask for them, a view that is valid until the next append, and what
+        follows its grammar when it has one.
+        """
+        sequence = self._sequences[rid]
+        count = sequence.count
+        history = sequence.ids[:count] if sequence.shapes_logits else None
+        return count, count - sequence.prompt_len, sequence.params, history, sequence.grammar
 
     def slice(self, rid: str, start: int, end: int) -> Tokens:
         """Token ids at positions [start, end) of prompt + outputs; a view, valid until the next append."""
         sequence = self._sequences[rid]
         assert end <= sequence.count, f"request {rid}: tokens [{start}, {end}) of {sequence.count}"
         return sequence.ids[start:end]
-
-    def history(self, rid: str) -> Tokens | None:
-        """All token ids when the sampler needs them, else None; a view, valid until the next append."""
-        sequence = self._sequences[rid]
-        return sequence.ids[: sequence.count] if sequence.shapes_logits else None
-
-    def grammar(self, rid: str) -> Grammar | None:
-        """What follows this request's output through its grammar; None when it has none."""
-        return self._sequences[rid].grammar
 
     def length(self, rid: str) -> int:
         """Prompt and outputs, in tokens."""
@@ -190,7 +189,8 @@ class TokenStore:
         params = sequence.params
         stopped = sequence.watcher is not None and sequence.watcher.push(token_id)
         if sequence.grammar is not None and not sequence.grammar.push(token_id):
-            return FinishReason.ERROR, "grammar_failed"
+            # No fault of a step: nothing but this request has to end.
+            return FinishReason.ABORT, GRAMMAR_FAILED
         if outputs >= params.min_new_tokens:
             if token_id in self._eos and not params.ignore_eos:
                 return FinishReason.STOP, "eos"

@@ -28,6 +28,7 @@ from engine.server.app import create_app
 from engine.server.engine_thread import EngineThread
 from engine.server.intake import ServedModel
 from engine.server.serve import build_server
+from engine.text.grammar import Grammars
 from engine.text.stops import stop_watchers
 from engine.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from invariants.checker import InvariantChecker
@@ -82,6 +83,8 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     executor = executor or build_executor(config)
     info = executor.info()
     tokenizer = tokenizer_for(config, info)
+    # Made-up tokens follow no grammar.
+    grammars = None if config.executor.kind == "simulated" else Grammars(tokenizer, info.vocab_size)
     journal = _journal(command)
     engine_id = uuid.uuid4().hex[:12]
     listeners = Listeners(command, clock=clock, journal=journal, engine_id=engine_id, version=version())
@@ -91,6 +94,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         clock=clock,
         sink=listeners.hears,
         stop_watcher=stop_watchers(tokenizer),
+        grammars=None if grammars is None else grammars.state_of,
         key_secret=secrets.token_bytes(32),
         version=version(),
         engine_id=engine_id,
@@ -117,6 +121,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         tokenizer=tokenizer,
         model=ServedModel(info.model, info.max_context_tokens, info.vocab_size, created=int(time.time())),
         config=config.server,
+        grammars=grammars,
         clock=clock,
         observer=listeners.metrics.front_end,
         routers=(create_router(listeners.read_model, listeners.exposition, sglang=command.sglang_metrics, laws=laws),),

@@ -54,18 +54,7 @@ def from_plan(plan: StepPlan, *, tokens: TokenStore, leases: Mapping[str, KvLeas
         rids=rids,
         token_ids=np.concatenate([tokens.slice(*span) for span in spans]),
         metadata=metadata,
-        sampling=tuple(
-            SamplingRow(
-                rid,
-                last_rows[rid],
-                tokens.length(rid),
-                tokens.output_index(rid),
-                tokens.params(rid),
-                tokens.history(rid),
-                tokens.grammar(rid),
-            )
-            for rid in plan.sampling
-        ),
+        sampling=tuple(SamplingRow(rid, last_rows[rid], *tokens.row(rid)) for rid in plan.sampling),
     )
 
 

@@ -33,6 +33,7 @@ from engine.server.render import Envelope
 from engine.server.schemas import ChatCompletionBody, CompletionBody, GenerationBody, parse_body
 from engine.server.streaming import GenerationResponse
 from engine.server.trace_context import RequestContext
+from engine.text.grammar import Grammars
 from engine.text.tokenizer import Tokenizer
 
 
@@ -46,6 +47,7 @@ class FrontEnd:
         tokenizer: Tokenizer,
         model: ServedModel,
         config: ServerConfig,
+        grammars: Grammars | None,
         clock: Clock,
         observer: FrontEndObserver,
     ) -> None:
@@ -53,6 +55,7 @@ class FrontEnd:
         self._tokenizer = tokenizer
         self._model = model
         self._config = config
+        self._grammars = grammars
         self._clock = clock
         self._observer = observer
 
@@ -119,7 +122,12 @@ class FrontEnd:
         if wanted > limit:  # before any work: a body of 4 MB can hold a million prompts
             raise invalid(f"{wanted} choices in one request; server.max_queued_requests={limit} bounds them", "prompt")
         intake = await take_in(
-            body, model=self._model, tokenizer=self._tokenizer, context=context, accepted_ns=accepted_ns
+            body,
+            model=self._model,
+            tokenizer=self._tokenizer,
+            grammars=self._grammars,
+            context=context,
+            accepted_ns=accepted_ns,
         )
         reply = await self._engine_thread.submit(intake.requests)
         return GenerationResponse(
@@ -143,18 +151,22 @@ class FrontEnd:
         )
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - the composition root names every part once
     *,
     engine_thread: EngineThread,
     tokenizer: Tokenizer,
     model: ServedModel,
     config: ServerConfig,
+    grammars: Grammars | None = None,
     clock: Clock | None = None,
     observer: FrontEndObserver | None = None,
     routers: Sequence[APIRouter] = (),
     version: str = "",
 ) -> FastAPI:
-    """The application. Its lifespan starts the engine thread, and drains and stops it."""
+    """The application. Its lifespan starts the engine thread, and drains and stops it.
+
+    grammars   None: this server's tokens are made up and follow none
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -168,6 +180,7 @@ def create_app(
         tokenizer=tokenizer,
         model=model,
         config=config,
+        grammars=grammars,
         clock=clock or MonotonicClock(),
         observer=observer,
     )

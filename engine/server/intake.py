@@ -8,12 +8,14 @@ from hashlib import blake2b
 from typing import Final
 
 from engine.llm_engine import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import GrammarSpec, SamplingParams
 from engine.server.api_errors import ApiError, invalid, too_long
 from engine.server.choices import Choice
+from engine.server.constraints import grammar_of
 from engine.server.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 from engine.server.trace_context import RequestContext
 from engine.text.chat_template import ChatTemplateError
+from engine.text.grammar import Grammars
 from engine.text.tokenizer import Tokenizer
 
 #: Output tokens of a completion that does not say how many: OpenAI's default.
@@ -78,10 +80,17 @@ async def prompts_of(body: GenerationBody, model: ServedModel, tokenizer: Tokeni
 
 
 async def take_in(
-    body: GenerationBody, *, model: ServedModel, tokenizer: Tokenizer, context: RequestContext, accepted_ns: int
+    body: GenerationBody,
+    *,
+    model: ServedModel,
+    tokenizer: Tokenizer,
+    grammars: Grammars | None,
+    context: RequestContext,
+    accepted_ns: int,
 ) -> Intake:
     """Engine requests and choices for `body`. Raises ApiError 400 for what does not fit."""
     _check_cross_fields(body, model)
+    grammar = await grammar_of(body, grammars)
     prompts = await prompts_of(body, model, tokenizer)
     is_chat = isinstance(body, ChatCompletionBody)
     per_prompt = body.n or 1
@@ -93,7 +102,7 @@ async def take_in(
         for sample in range(per_prompt):
             index = len(choices)
             rid = response_id if len(prompts) * per_prompt == 1 else f"{response_id}.{index}"
-            params = sampling_params(body, max_new, sample)
+            params = sampling_params(body, max_new, sample, grammar)
             requests.append(
                 EngineRequest(
                     rid=rid,
@@ -119,7 +128,9 @@ async def take_in(
     return Intake(response_id, tuple(requests), tuple(choices), per_prompt)
 
 
-def sampling_params(body: GenerationBody, max_new_tokens: int, sample: int) -> SamplingParams:
+def sampling_params(
+    body: GenerationBody, max_new_tokens: int, sample: int, grammar: GrammarSpec | None
+) -> SamplingParams:
     """What `body` asks of the sampler for the `sample`-th choice of a prompt."""
     temperature = 1.0 if body.temperature is None else float(body.temperature)
     return SamplingParams(
@@ -139,6 +150,7 @@ def sampling_params(body: GenerationBody, max_new_tokens: int, sample: int) -> S
         ignore_eos=bool(body.ignore_eos),
         include_stop=bool(body.include_stop_str_in_output),
         min_new_tokens=body.min_tokens or 0,
+        grammar=grammar,
     )
 
 

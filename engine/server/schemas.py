@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from engine.server.api_errors import ApiError, invalid
 from engine.server.unsupported import drop_neutral
+from engine.text.grammar import MAX_GRAMMAR_CHARS
 
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 1000
@@ -89,6 +90,22 @@ class StreamOptions(_Strict):
     include_usage: bool | None = None
 
 
+class JsonSchemaFormat(_Strict):
+    """`response_format.json_schema`. `strict` changes nothing: an answer always follows its schema."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
 class GenerationBody(_Strict):
     """Fields that both interfaces share. None means: not given."""
 
@@ -112,6 +129,11 @@ class GenerationBody(_Strict):
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=_INT64)]] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_CHARS)
+    guided_regex: str | None = Field(
+        None, min_length=1, max_length=MAX_GRAMMAR_CHARS, description="Another name of `regex`."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)

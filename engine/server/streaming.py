@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 from engine.clock import Clock
 from engine.errors import RefusalCause, RequestRefused
 from engine.llm_engine import TokenOutput
-from engine.request import TURNED_AWAY, Cause, FinishReason
-from engine.server.api_errors import ApiError, from_refusal, turned_away, unavailable
+from engine.request import GRAMMAR_FAILED, TURNED_AWAY, Cause, FinishReason
+from engine.server.api_errors import ApiError, from_refusal, invalid, turned_away, unavailable
 from engine.server.choices import Delta
 from engine.server.connection import EVENT_STREAM, LOST
 from engine.server.engine_thread import EngineThread
@@ -253,6 +253,8 @@ def _failure(finish: FinishReason, detail: str) -> ApiError:
         return turned_away(Cause(detail))
     if finish is FinishReason.REFUSED:
         return from_refusal(RequestRefused(RefusalCause.NEVER_FITS, detail or "the request can never fit"))
+    if detail == GRAMMAR_FAILED:
+        return invalid("the grammar ran into its limits while the answer was made: simplify it", None, detail)
     if finish is FinishReason.ABORT:
         return unavailable(f"the request was aborted: {detail or 'by the server'}", "aborted")
     return unavailable(f"the engine failed: {detail or 'see its log'}", "engine_error")

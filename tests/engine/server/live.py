@@ -7,15 +7,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from bench.tiny_model import write_tiny_model
 from engine.clock import MonotonicClock
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, SchedulerConfig, ServerConfig
 from engine.errors import RefusalCause
 from engine.events import FanOut, RecordingSink
 from engine.executor.base import ForwardBatch, SampledToken, StepResult, TokenLogprobs
+from engine.executor.factory import build_executor
 from engine.executor.simulated import SimulatedExecutor
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.llm_engine import LLMEngine
@@ -24,8 +27,9 @@ from engine.server.engine_thread import EngineThread
 from engine.server.intake import ServedModel
 from engine.server.observer import CutCause
 from engine.server.serve import build_server
+from engine.text.grammar import Grammars
 from engine.text.stops import stop_watchers
-from engine.text.tokenizer import ByteTokenizer, Tokenizer
+from engine.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from invariants.checker import InvariantChecker
 
 DEADLINE_S = 30.0
@@ -116,6 +120,7 @@ class LiveServer:
         *,
         make_executor: Callable[[EngineConfig], Any] = SimulatedExecutor,
         tokenizer: Tokenizer | None = None,
+        with_grammars: bool = False,
         routers: Sequence[Any] = (),
         wrap_engine: Callable[[LLMEngine], Any] = lambda engine: engine,
     ) -> None:
@@ -126,12 +131,14 @@ class LiveServer:
         self.executor = make_executor(config)
         info = self.executor.info()
         self.tokenizer = tokenizer or ByteTokenizer(info.vocab_size, eos_token_ids=info.eos_token_ids)
+        grammars = Grammars(self.tokenizer, info.vocab_size) if with_grammars else None
         self.engine = LLMEngine(
             config,
             executor=self.executor,
             clock=MonotonicClock(),
             sink=FanOut((self.sink, self.checker)),
             stop_watcher=stop_watchers(self.tokenizer),
+            grammars=None if grammars is None else grammars.state_of,
         )
         self.thread = EngineThread(
             wrap_engine(self.engine),
@@ -145,6 +152,7 @@ class LiveServer:
             tokenizer=self.tokenizer,
             model=ServedModel(info.model, info.max_context_tokens, info.vocab_size),
             config=config.server,
+            grammars=grammars,
             observer=self.observer,
             routers=routers,
         )
@@ -198,3 +206,18 @@ class LiveServer:
         self.begin_stop()
         self._runner.join(DEADLINE_S)
         assert not self._runner.is_alive()
+
+
+def tiny_server(folder: Path, *, num_pages: int = 256, conservativeness: float = 1.0) -> LiveServer:
+    """A server of a real model of 60 KB, written into `folder`: its tokens are bytes, its answers make no sense."""
+    write_tiny_model(folder)
+    config = EngineConfig(
+        scheduler=SchedulerConfig(
+            chunked_prefill_size=32, max_running_requests=16, schedule_conservativeness=conservativeness
+        ),
+        cache=CacheConfig(num_pages=num_pages, page_size=4),
+        model=ModelConfig(path=folder, name="tiny"),
+        executor=ExecutorConfig(threads=1),
+        server=ServerConfig(port=0, drain_timeout_s=1.0),
+    )
+    return LiveServer(config, make_executor=build_executor, tokenizer=load_tokenizer(folder), with_grammars=True)

@@ -9,11 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from bench.tiny_model import write_tiny_model
-from engine.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, SchedulerConfig, ServerConfig
-from engine.executor.factory import build_executor
-from engine.text.tokenizer import load_tokenizer
-from tests.engine.server.live import LiveServer
+from tests.engine.server.live import LiveServer, tiny_server
 
 #: The tiny model's tokens are bytes.
 PROMPT = "In the beginning was the word, and the word was with the scheduler."
@@ -21,15 +17,7 @@ PROMPT = "In the beginning was the word, and the word was with the scheduler."
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
-    config = EngineConfig(
-        scheduler=SchedulerConfig(chunked_prefill_size=32, max_running_requests=16),
-        cache=CacheConfig(num_pages=256, page_size=4),
-        model=ModelConfig(path=folder, name="tiny"),
-        executor=ExecutorConfig(threads=1),
-        server=ServerConfig(port=0, drain_timeout_s=1.0),
-    )
-    server = LiveServer(config, make_executor=build_executor, tokenizer=load_tokenizer(folder))
+    server = tiny_server(tmp_path_factory.mktemp("tiny"))
     yield server
     server.stop()
 

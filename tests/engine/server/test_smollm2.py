@@ -29,7 +29,9 @@ def live() -> Iterator[LiveServer]:
         executor=ExecutorConfig(threads=2),
         server=ServerConfig(port=0, drain_timeout_s=1.0),
     )
-    server = LiveServer(config, make_executor=build_executor, tokenizer=load_tokenizer(packaged_gguf_path()))
+    server = LiveServer(
+        config, make_executor=build_executor, tokenizer=load_tokenizer(packaged_gguf_path()), with_grammars=True
+    )
     yield server
     server.stop()
 
@@ -125,3 +127,21 @@ def test_leaving_a_real_generation_frees_everything(live: LiveServer, model: str
         assert json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
     until(lambda: not live.snapshot().requests, "the end")
     live.assert_nothing_held()
+
+
+def test_an_answer_in_json_says_what_the_model_knows(client: openai.OpenAI, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"country": {"enum": ["France", "Spain"]}, "capital": {"type": "string", "maxLength": 20}},
+        "required": ["country", "capital"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=model,
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=60,
+        response_format={"type": "json_schema", "json_schema": {"name": "capital", "schema": schema}},
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert json.loads(answer.choices[0].message.content or "") == {"country": "France", "capital": "Paris"}

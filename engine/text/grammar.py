@@ -1,0 +1,161 @@
+"""Grammars. Owns: JSON schemas and regular expressions as masks over the vocabulary, through `llguidance`.
+
+The package is the extra `grammar`; without it every use raises GrammarError that says how to get it. A grammar is
+compiled once and kept; each request walks a copy, one token at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import RefusalCause, RequestRefused
+from engine.sampling_params import GrammarSpec
+from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+INSTALL_COMMAND: Final = "pip install 'admitscope[grammar]'"
+#: Longest schema or expression, in characters.
+MAX_GRAMMAR_CHARS: Final = 65_536
+#: Compiled grammars that are kept.
+_KEPT: Final = 64
+#: States of one lexer, 1 to 2 kB each: what one grammar may take of the memory.
+_MAX_LEXER_STATES: Final = 20_000
+#: White space between the parts of a JSON text: enough to indent, too little to go on for ever.
+_WHITE_SPACE: Final = r"[ \n\t]{0,40}"
+_MAX_WORDS: Final = 200
+
+
+class GrammarError(RequestRefused):
+    """A grammar that cannot be used; the message says why. `unavailable`: none can, here."""
+
+    def __init__(self, message: str, *, unavailable: bool = False) -> None:
+        super().__init__(RefusalCause.INVALID, message, field="grammar")
+        self.unavailable = unavailable
+
+
+class GrammarState:
+    """Where one output stands in its grammar. Used by one thread at a time."""
+
+    __slots__ = ("_mask", "_matcher")
+
+    def __init__(self, matcher: LLMatcher, mask_words: int) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros((1, mask_words), dtype=np.int32)
+
+    def allowed(self) -> NDArray[np.int32]:
+        """One bit for each token of the vocabulary, lowest bit first: may it come next. Valid until the next call."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._mask)
+        if self._matcher.is_error():
+            # It ran into a limit of its own: any token will do, since `push` then refuses it.
+            self._mask.fill(-1)
+        mask: NDArray[np.int32] = self._mask[0]
+        return mask
+
+    def push(self, token_id: int) -> bool:
+        """Take a token; False when the grammar did not allow it, or ran into a limit of its own."""
+        # Asked twice: after an error the end token counts as taken.
+        return bool(self._matcher.consume_token(token_id)) and not self._matcher.is_error()
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but the end may follow."""
+        return bool(self._matcher.is_stopped())
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. Calls may come from any thread.
+
+    vocab_size   tokens of the model, which may be more than the tokenizer knows
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._vocabulary: LLTokenizer | None = None
+        self._reading = threading.Lock()
+        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def is_ready(self, spec: GrammarSpec) -> bool:
+        """Whether `state_of` would take microseconds, not milliseconds."""
+        return spec in self._compiled
+
+    def state_of(self, spec: GrammarSpec) -> GrammarState:
+        """The beginning of `spec`, compiled now unless it is kept. Raises GrammarError."""
+        with self._lock:
+            matcher = self._compiled.get(spec)
+        if matcher is None:
+            # Not under the lock: this may take a second, and others only want what is there.
+            matcher = self._compile(spec)
+        with self._lock:
+            self._compiled[spec] = matcher
+            self._compiled.move_to_end(spec)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+            return GrammarState(matcher.deep_copy(), -(-self._vocab_size // 32))
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        if len(spec.text) > MAX_GRAMMAR_CHARS:
+            raise GrammarError(f"it has {len(spec.text)} characters; at most {MAX_GRAMMAR_CHARS} are read")
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ModuleNotFoundError:
+            raise GrammarError(f"this server lacks the extra `grammar`: {INSTALL_COMMAND}", unavailable=True) from None
+        try:
+            if spec.kind == "regex":
+                grammar = LLMatcher.grammar_from_regex(spec.text)
+            else:
+                grammar = LLMatcher.grammar_from_json_schema(spec.text, overrides={"whitespace_pattern": _WHITE_SPACE})
+        except ValueError as error:  # no JSON, or numbers that it does not read
+            raise GrammarError(_in_short(str(error))) from None
+        # Silent, and without the tokens in its errors: what a request says is nobody's business.
+        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(self._vocabulary_of_model(), grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            # The first mask builds most of what the others need, and meets the limits if the grammar is for none.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(_in_short(matcher.get_error()))
+        return matcher
+
+    def _vocabulary_of_model(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+        from llguidance._tokenizer import TokenizerWrapper
+
+        with self._reading:
+            if self._vocabulary is None:
+                self._vocabulary = LLTokenizer(
+                    TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size)),
+                    eos_token=list(self._tokenizer.eos_token_ids) or None,
+                )
+            return self._vocabulary
+
+
+class _Vocabulary:
+    """The tokenizer in the shape that `llguidance` asks for. Tokens without bytes are special: no grammar has them."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.tokens: Sequence[bytes] = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = [token_id for token_id, data in enumerate(self.tokens) if not data]
+        self.eos_token_id = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else None
+        self.bos_token_id = tokenizer.bos_token_id
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, False)
+
+
+def _in_short(message: str) -> str:
+    """The first lines of an error, on one line."""
+    words = " ".join(message.split())
+    return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 1]}…"
