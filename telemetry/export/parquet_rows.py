@@ -64,6 +64,7 @@ _DONE_AT: Final = next(at for at, each in enumerate(TABLES["steps"].columns) if 
 _PLAN_READERS: Final = _readers(TABLES["steps"])[:_DONE_AT]
 _DONE_READERS: Final = _readers(TABLES["steps"])[_DONE_AT:]
 _NOT_DONE: Final = (None,) * len(_DONE_READERS)
+_NO_TOKEN: Final[Row] = (None, None, None, None)
 
 
 class RowMaker:
@@ -148,14 +149,16 @@ class RowMaker:
         put = self._put
         for place, (rid, role, prefix_len, extend_len, is_last) in enumerate(rows):
             token = outcome.get(rid)
+            of_token = _NO_TOKEN
+            if token is not None:
+                of_token = (token.finish, token.detail, token.new_page_key, token.head32_key)
             put(
                 "step_rows",
                 (
                     *(*head, rid, place, role, rid in sampled),
                     token_ns if has_token and token is not None else None,
                     *(prefix_len, extend_len, is_last),
-                    None if token is None else token.finish,
-                    None if token is None else token.detail,
+                    *of_token,
                 ),
             )
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Rises when a column changes its meaning or goes away; an added column does not raise it.
 TABLES_VERSION: Final = 1
-Kind = Literal["int64", "float64", "bool", "string", "list<string>", "list<int32>", "utc"]
+Kind = Literal["int64", "float64", "bool", "string", "list<string>", "list<int32>", "list<int64>", "utc"]
 
 #: Columns of tables with many narrow rows are kept longer in memory, or their footers would outgrow them.
 _WIDE, _NARROW = 4_096, 32_768
@@ -45,10 +45,7 @@ _WIDE, _NARROW = 4_096, 32_768
 #: Fields that no column holds, and why.
 LEFT_OUT: Final = {
     "type": "the table says it",
-    "page_keys": "counted as num_page_keys; the keys themselves serve a replay only",
     "PagesMovedRecord.owners": "a claim for several rows becomes one row for each owner",
-    "new_page_key": "serves a replay only",
-    "OutcomePart.head32_key": "serves a replay only; `requests` has the key of the prompt",
 }
 #: Prefix of the columns that a part becomes.
 _PREFIX: Final = {"budget_open": "open_", "budget_close": "close_", "pass_end": "pass_", "times": "", "pages": "pages_"}
@@ -63,7 +60,7 @@ _UNITS: Final = (
     ("count", r"num_(retractions|prefills)|chunks|times_passed_over|stopped_passes|count|delta|missing|passes|late_.*"),
     ("ratio", r"new_token_ratio"),
     ("number", r"(done_)?seq|(first|last|after|before)_seq|step|(first|last)_step|order|row|node|place|schema_version"),
-    ("number", r"priority|head32_key"),
+    ("number", r"priority|head32_key|new_page_key"),
 )
 
 
@@ -98,6 +95,7 @@ class Table:
             "string": pa.string(),
             "list<string>": pa.list_(pa.string()),
             "list<int32>": pa.list_(pa.int32()),
+            "list<int64>": pa.list_(pa.int64()),
             "utc": pa.timestamp("us", tz="UTC"),
         }
         fields = [
@@ -118,7 +116,8 @@ def unit_of(name: str) -> str:
 def column(name: str, kind: Kind, doc: str, read: Callable[[Any], Any] | None = None) -> Column:
     """A column whose unit follows from its name; words and flags have none."""
     is_number = kind in {"int64", "float64"}
-    unit = unit_of(name) if is_number else {"utc": "UTC", "list<int32>": "page ids"}.get(kind, "")
+    lists = {"utc": "UTC", "list<int32>": "page ids", "list<int64>": "page keys"}
+    unit = unit_of(name) if is_number else lists.get(kind, "")
     return Column(name, kind, unit, doc, read)
 
 
@@ -128,8 +127,6 @@ def columns_of(
     """The columns of a record or part, in the order of its fields. `path` leads to it from the event."""
     for name, info in record.model_fields.items():
         if name in leave or name in LEFT_OUT or f"{record.__name__}.{name}" in LEFT_OUT:
-            if name == "page_keys":
-                yield column("num_page_keys", "int64", info.description or "", _packed_count(path + name, 8))
             continue
         kind, doc = _plain(info.annotation), info.description or ""
         if isinstance(kind, type) and issubclass(kind, Part):
@@ -137,9 +134,14 @@ def columns_of(
         elif name == "pages" and kind is not bytes:
             for at, state in enumerate(PAGE_STATES):
                 yield column(f"{prefix}pages_{state}", "int64", f"{state} pages. {doc}", _item(path + name, at))
+        elif name == "page_keys":
+            yield column("num_page_keys", "int64", "How many full prompt pages.", _packed_count(path + name, 8))
+            yield column(
+                "page_keys", "list<int64>", "One salted key per full prompt page.", _packed(path + name, "<i8")
+            )
         elif kind is bytes:
             yield column("num_page_ids", "int64", "How many pages.", _packed_count(path + name, 4))
-            yield column("page_ids", "list<int32>", doc, _page_ids(path + name))
+            yield column("page_ids", "list<int32>", doc, _packed(path + name, "<i4"))
         elif isinstance(kind, str):
             yield column(prefix + name, typing.cast("Kind", kind), doc, _getter(path + name))
         else:
@@ -184,10 +186,10 @@ def _packed_count(path: str, width: int) -> Callable[[Any], int]:
     return lambda event: len(getattr(event, path)) // width
 
 
-def _page_ids(path: str) -> Callable[[Any], Any]:
+def _packed(path: str, dtype: str) -> Callable[[Any], Any]:
     import numpy as np
 
-    return lambda event: np.frombuffer(getattr(event, path), dtype="<i4")
+    return lambda event: np.frombuffer(getattr(event, path), dtype=dtype)
 
 
 HEAD: Final = (
@@ -233,7 +235,8 @@ def _step_rows() -> Table:
         column("is_sampled", "bool", "It yields one token."),
         column("token_ns", "int64", "When its token was applied; null when it has none."),
     )
-    columns = [piece.pop("rid"), *own, *piece.values(), token["finish"], token["detail"]]
+    of_token = (token[name] for name in ("finish", "detail", "new_page_key", "head32_key"))
+    columns = [piece.pop("rid"), *own, *piece.values(), *of_token]
     doc = "One row per request and step: a piece of its prompt, or one decoded token."
     return Table("step_rows", doc, (*HEAD, *_STEP, *map(_unread, columns)), _NARROW)
 

@@ -1,4 +1,4 @@
-"""Journal as workload. Owns: the requests of a recorded run, in order of arrival, with what became of their length.
+"""Recording as workload. Owns: the requests of a recorded run, in order of arrival, with what became of their length.
 
 A request's length and the keys of its answer stand behind its arrival, so each is held until its end was read; what
 is held at one time is what was open at one time. Nothing else of a journal is kept.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -92,6 +92,47 @@ def _decoded(raw: bytes) -> Heard | None:
         raise RecordError(str(error)) from error
 
 
+class Recording(Protocol):
+    """Where recorded events come from: a journal, or the tables made of it.
+
+    name   of the file or folder
+    notes  what a reader of a result has to know of it
+    """
+
+    name: str
+    notes: list[str]
+
+    def arrivals(self) -> int:
+        """How many requests there are."""
+        ...
+
+    def events(self) -> Iterator[Heard]:
+        """What a workload, its times and its costs follow from. Raises JournalError."""
+        ...
+
+
+class JournalRecording:
+    """The journal at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.name = JournalReader(path).files[0].name
+        self.notes: list[str] = []
+
+    def arrivals(self) -> int:
+        return sum(raw for _, raw in JournalReader(self._path).read(lambda raw: raw.startswith(_ARRIVED)))
+
+    def events(self) -> Iterator[Heard]:
+        return read_events(JournalReader(self._path))
+
+
+def recording_of(path: Path) -> Recording:
+    """The recording at `path`: a journal, or tables. Raises JournalError; ConfigError where pyarrow is missing."""
+    from telemetry.sim.tables import TableRecording, is_tables
+
+    return TableRecording(path) if is_tables(path) else JournalRecording(path)
+
+
 class Recorded(msgspec.Struct, frozen=True):
     """How the recorded engine began, and its own configuration, with the real size of its pool."""
 
@@ -100,9 +141,9 @@ class Recorded(msgspec.Struct, frozen=True):
     raw_config: dict[str, dict[str, Any]]
 
 
-def recorded_of(path: Path) -> Recorded:
-    """The start of the journal at `path`. Raises JournalError."""
-    for event in read_events(JournalReader(path)):
+def recorded_of(path: Path, recording: Recording | None = None) -> Recorded:
+    """The start of the recording at `path`. Raises JournalError."""
+    for event in (recording or recording_of(path)).events():
         if not isinstance(event, EngineStarted):
             break
         try:
@@ -157,7 +198,7 @@ class _Open:
 
 
 class JournalWorkload:
-    """The requests of the journal at `path`.
+    """The requests of the journal, or of the tables, at `path`.
 
     limit        at most so many requests
     unfinished   after a reading: requests whose end is not in the journal; they end where the record does
@@ -166,14 +207,16 @@ class JournalWorkload:
 
     def __init__(self, path: Path, *, limit: int | None = None) -> None:
         self.path = path
-        self.name = JournalReader(path).files[0].name
-        self.recorded = recorded_of(path)
+        self._recording = recording_of(path)
+        self.name = self._recording.name
+        self.notes = self._recording.notes
+        self.recorded = recorded_of(path, self._recording)
         self.unfinished = 0
         self.missing = 0
         self._limit = limit
 
     def total(self) -> int:
-        found = sum(raw for _, raw in JournalReader(self.path).read(lambda raw: raw.startswith(_ARRIVED)))
+        found = self._recording.arrivals()
         return found if self._limit is None else min(found, self._limit)
 
     def asks(self) -> Iterator[Ask]:
@@ -182,7 +225,7 @@ class JournalWorkload:
         live: dict[str, _Open] = {}
         over: list[_Open] = []
         taken = 0
-        for event in read_events(JournalReader(self.path)):
+        for event in self._recording.events():
             match event:
                 case Missing():
                     self.missing += event.missing

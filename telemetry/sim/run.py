@@ -14,13 +14,12 @@ from engine.events import AnyEvent, EventSink, FanOut
 from invariants.checker import InvariantChecker
 from telemetry.folding import EventHash
 from telemetry.journal import JournalSink, new_journal_path
-from telemetry.journal_reader import JournalReader
 from telemetry.sim.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson
 from telemetry.sim.commands import SimCommand
 from telemetry.sim.cost_fit import StepSamples, fit
 from telemetry.sim.cost_model import CostError, CostModel, Estimator, load_cost
 from telemetry.sim.inputs import is_journal, trace_format
-from telemetry.sim.journal_workload import JournalWorkload, Missing, read_events
+from telemetry.sim.journal_workload import JournalWorkload, Missing, recording_of
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Measure
 from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
@@ -101,7 +100,7 @@ def _journal_plan(path: Path, settings: dict[str, str], command: SimCommand) -> 
         settings=settings,
         model=recorded.started.model,
         wall_ns=recorded.started.wall_ns,
-        notes=page_notes(config, recorded.started.page_size),
+        notes=[*workload.notes, *page_notes(config, recorded.started.page_size)],
         journal=path,
     )
 
@@ -121,7 +120,7 @@ def page_notes(config: EngineConfig, was: int) -> list[str]:
 def fit_journal(path: Path, *, name: str = "journal") -> CostModel:
     """The cost model of a journal's own steps. Raises CostError when it has too few."""
     samples = StepSamples()
-    for event in read_events(JournalReader(path)):
+    for event in recording_of(path).events():
         if not isinstance(event, Missing):
             samples.emit(event)
     try:

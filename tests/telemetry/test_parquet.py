@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -156,6 +157,8 @@ def test_a_table_of_facts_holds_every_record_field_by_field(run: Run, name: str)
     for row, event in zip(rows, events, strict=True):
         for field in shared:
             value = getattr(event, field)
+            if isinstance(value, bytes):
+                value = np.frombuffer(value, dtype="<i8").tolist()
             assert row[field] == (list(value) if isinstance(value, tuple) else value), field
 
 
@@ -190,6 +193,15 @@ def test_step_rows_are_the_batches_and_their_tokens(run: Run) -> None:
     found = {step: [row["rid"] for row in group] for step, group in groupby(rows, key=lambda row: row["step"])}
     assert found == {step: batch for step, batch in batches.items() if batch}
     assert Counter(row["rid"] for row in rows if row["token_ns"] is not None) == tokens
+    keys = Counter(
+        (row.rid, row.new_page_key)
+        for event in run.events
+        if type(event).__name__ == "StepCompleted"
+        for row in event.rows
+        if row.new_page_key is not None
+    )
+    assert Counter((row["rid"], row["new_page_key"]) for row in rows if row["new_page_key"] is not None) == keys
+    assert keys
 
 
 def test_retractions_are_listed(run: Run) -> None:
