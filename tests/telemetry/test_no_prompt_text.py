@@ -129,6 +129,7 @@ class Run:
             ask | {"messages": [{"role": "system", "content": CANARY}, {"role": "user", "content": CANARY}]},
             # Refused, in the places where refusals quote:
             ask | {"prompt": CANARY, "response_format": {"type": CANARY}},
+            ask | {"prompt": CANARY, "suffix": CANARY},
             ask | {"prompt": CANARY, CANARY[:40]: 1},
             ask | {"prompt": CANARY, "model": CANARY},
             ask | {"prompt": [CANARY, 3]},
