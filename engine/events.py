@@ -19,7 +19,7 @@ from engine.scheduler.decision import Guard, LedgerView, Overdraft, Reason, Resu
 from engine.scheduler.plan import OutcomeRow, PassEnd, PrefillRow, Retraction, StepKind, StepTimes
 
 #: Raised when a field is added or its meaning changes; old journals stay readable.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="type"):

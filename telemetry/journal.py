@@ -30,6 +30,7 @@ from engine.events import SCHEMA_VERSION, AnyEvent, EngineStarted, ResponseSent,
 from telemetry.folding import EventHash, RefusalFolder
 from telemetry.schema import LineUnion, encode
 from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord
+from telemetry.schema_parts import SourcePart
 
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 BATCH_RECORDS: Final = 256
@@ -57,6 +58,8 @@ class JournalSink:
     """Writes one engine's life to files. One thread calls it: wrap it in a BufferedSink beside a live engine.
 
     Its first event must be `EngineStarted`, which the header is made of; the file is created then.
+
+    source  the engine that decided, when it was another one: no replay can make its refusals again, so none is folded
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class JournalSink:
         checkpoint_steps: int = CHECKPOINT_STEPS,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         clock: Clock | None = None,
+        source: SourcePart | None = None,
     ) -> None:
         self.path = path
+        self._source = source
         self._rotate_bytes = rotate_bytes
         self._checkpoint_steps = checkpoint_steps
         self._max_pending = max_pending_bytes
@@ -140,6 +145,7 @@ class JournalSink:
             wall_ns=event.wall_ns,
             mono_ns=event.t_ns,
             config=config,
+            source=self._source,
         )
         self._file = _SegmentFile(self.path)
         self._header = header
@@ -157,7 +163,7 @@ class JournalSink:
         encoded = self._encoder.encode(event)
         if not isinstance(event, ResponseSent):
             self._hash.add(encoded)
-        folded, written = self._folder.push(event)
+        folded, written = self._folder.push(event) if self._source is None else (None, True)
         if folded is not None:
             self._line(folded)
         if written:

@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.events import AnyEvent
 from telemetry.journal import ROTATE_BYTES, JournalSink
+from telemetry.schema_parts import SourcePart
 
 _log = logging.getLogger(__name__)
 _MIB: Final = 1024 * 1024
@@ -19,11 +20,11 @@ class CappedJournal:
     The start is kept, not the end: a replay needs every input from the first on.
     """
 
-    def __init__(self, path: Path, *, max_mib: int) -> None:
+    def __init__(self, path: Path, *, max_mib: int, source: SourcePart | None = None) -> None:
         if max_mib < 1:
             raise ValueError(f"max_mib is {max_mib}; a journal needs at least 1")
         rotate_bytes = min(ROTATE_BYTES, max(max_mib * _MIB // 4, 1))
-        self._sink = JournalSink(path, rotate_bytes=rotate_bytes)
+        self._sink = JournalSink(path, rotate_bytes=rotate_bytes, source=source)
         self._max_segments = max(max_mib * _MIB // rotate_bytes, 1)
         self._max_mib = max_mib
         self.is_full = False

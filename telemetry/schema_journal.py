@@ -7,7 +7,7 @@ from typing import Final, Literal
 from pydantic import JsonValue
 
 from engine.scheduler.decision import Reason, Result
-from telemetry.schema_parts import Part
+from telemetry.schema_parts import Part, SourcePart
 
 #: First words of every journal, so that no other JSONL file is taken for one.
 FORMAT: Final = "admitscope-journal"
@@ -35,6 +35,8 @@ class HeaderRecord(Part):
     """The engine's clock at the anchor."""
     config: dict[str, JsonValue]
     """The effective configuration."""
+    source: SourcePart | None = None
+    """Who decided, when it was not this engine."""
 
 
 class RefusalsFoldedRecord(Part):

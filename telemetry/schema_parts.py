@@ -7,7 +7,7 @@ order equal the structs' (a test compares), so a line of a journal is the JSON o
 from __future__ import annotations
 
 import base64
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
 
@@ -123,3 +123,16 @@ class TimesPart(Part):
     """The tokens were there."""
     applied_ns: int
     """The outcome was applied."""
+
+
+class SourcePart(Part):
+    """Another engine, whose decisions a journal holds. It cannot be replayed: `telemetry.sglang` recorded it."""
+
+    name: Literal["sglang"]
+    """Who decided."""
+    version: str
+    """Its version."""
+    overlaps: bool
+    """Steps are planned before the outcome of the one before is there: `StepCompleted` comes after the next plan."""
+    absent: dict[str, str]
+    """Record or field that is not told -> why."""

@@ -89,7 +89,7 @@ class PassState:
             reserved,
             need,
             have,
-            _overdrafts(before, self.left, is_continuation=is_continuation),
+            overdrafts(before, self.left, is_continuation=is_continuation),
             self.passed_over(request),
             need,
             have,
@@ -132,7 +132,7 @@ class PassState:
         return decision
 
 
-def _overdrafts(before: LedgerView, after: LedgerView, *, is_continuation: bool) -> tuple[Overdraft, ...]:
+def overdrafts(before: LedgerView, after: LedgerView, *, is_continuation: bool) -> tuple[Overdraft, ...]:
     """The names under which this charge took a ledger below zero."""
     chunk, total, current = after.rem_chunk, after.remaining_total, after.remaining_current
     if after.rem_input >= 0 and total >= 0 and current >= 0 and (chunk is None or chunk >= 0):

@@ -54,8 +54,12 @@ def feed(path: Path, hear: Hear) -> Told:
     if entry is None or not isinstance(entry[1], EngineStarted):
         raise JournalError(f"{path}: an export needs the engine's first event, EngineStarted; this begins later")
     told, heard = Told(), _Counted(hear)
-    comparer = Comparer(tape, heard)
-    divergence = run_tape(tape, Driver(entry[1], comparer, path), comparer)
+    source, divergence = reader.header.source, None
+    if source is None:
+        comparer = Comparer(tape, heard)
+        divergence = run_tape(tape, Driver(entry[1], comparer, path), comparer)
+    else:
+        told.notes.append(f"{source.version} decided this; its record does not tell {', '.join(source.absent)}")
     if not heard.is_done:
         folded = _rest(tape, heard)
         if divergence is not None and folded:

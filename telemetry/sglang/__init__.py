@@ -1,0 +1,6 @@
+"""Recording a running SGLang. Owns: what the plugin `telemetry.sglang_plugin` is made of.
+
+`seams` says where it holds on to SGLang and refuses a version that differs there; `hooks` takes facts on the
+scheduler's thread; `worker` carries them to another thread; `mapping` and `reasons` make this engine's records of them; `support`
+says what is recorded, what is absent and which laws can be judged. Nothing here changes what SGLang decides.
+"""
