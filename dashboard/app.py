@@ -51,7 +51,6 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
     speak(viewer.language)
     downloads.begin()
     done = frame.hear(viewer, components.told_by_page())
-    viewer.say_address()
     name = frame.open_view(viewer)
     view = VIEWS[name]
     look = viewer.look(*_HEAD_PARTS, *view.parts)
@@ -71,8 +70,6 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
     with download:
         # Last: only now is it known what the view has drawn.
         frame.download_box(name)
-    # What a view selected while it was drawn.
-    viewer.say_address()
     if viewer.run_every_s != every_s:
         # Another pace, or a pause, begins with a new run of the script: the timer belongs to the fragment. Once all is
         # drawn: a run that is broken off before a view's fields forgets what was typed into them.
@@ -93,6 +90,7 @@ def _head(viewer: Viewer, look: Look, view: View, done: Told) -> None:
         ),
         viewer.colours,
         done=done,
+        address=viewer.address,
     )
 
 

@@ -42,11 +42,19 @@ _live_table = _component("live_table")
 _page_map = _component("page_map")
 
 
-def pulse(data: dict[str, Any], colours: Palette, *, done: Told) -> None:
-    """The head of the page, from `dashboard.pulse.pulse_data`. It tells what the viewer did until that is `done`."""
+def pulse(data: dict[str, Any], colours: Palette, *, done: Told, address: str) -> None:
+    """The head of the page, from `dashboard.pulse.pulse_data`. It tells what the viewer did until that is `done`.
+
+    address  query of what is shown, which the browser is held to
+    """
     _pulse(
         key=_HEAD,
-        data={**data, "done": [done.page, done.done], "colours": colours_for_css(colours)},
+        data={
+            **data,
+            "done": [done.session, done.page, done.done],
+            "address": address,
+            "colours": colours_for_css(colours),
+        },
         # What is told stays until the next is: the run reads it, so that a run that is broken off loses nothing.
         on_told_change=lambda: None,
     )

@@ -248,14 +248,8 @@ class Viewer:
     def select_all(self, values: Mapping[str, object | None]) -> None:
         """Several at once: the way from one view to another is `viewer.select_all({"view": "kv", "page": 7})`."""
         selected = {**_selected(), **{name: None if v is None else str(v) for name, v in values.items()}}
-        # One assignment, and the address later: a run that is broken off here has selected all or nothing.
+        # One assignment: a run that is broken off here has selected all or nothing.
         st.session_state["selected"] = _kept({name: text for name, text in selected.items() if text is not None})
-
-    def say_address(self) -> None:
-        """Bring the browser's address to what is selected. It may know an older one: then it is told once more."""
-        selected = _selected()
-        if st.query_params.to_dict() != selected:
-            st.query_params.from_dict(selected)
 
     def return_to(self, selected: Mapping[str, str]) -> None:
         """Select what an address says and nothing else: the browser went back to it, or forward."""
@@ -267,6 +261,11 @@ class Viewer:
         """Follow a link that a component drew: selections by name, None for those that end."""
         if isinstance(wanted, dict):
             self.select_all({str(name): value for name, value in wanted.items()})
+
+    @property
+    def address(self) -> str:
+        """Query of what is selected. The head of the page brings the browser's address to it, as its only writer."""
+        return urlencode(_selected())
 
     def link(self, **values: object) -> str:
         """Relative address of this page with `values` selected too: for links that a component draws."""
@@ -341,7 +340,8 @@ def natural(text: str) -> int:
 def _selected() -> dict[str, str]:
     """What is selected, by name. The address says it once, when the session begins; afterwards it only follows.
 
-    Else a refresh that the browser sent just before it learnt of a choice would take the choice back.
+    Else a refresh that the browser sent just before it learnt of a choice would take the choice back. That the browser
+    went back to another address, the head tells.
     """
     kept: dict[str, str] | None = st.session_state.get("selected")
     if kept is None:

@@ -147,6 +147,32 @@ function tellAgain() {
   if (performance.now() - deeds.saidAt > TELL_AGAIN_MS) tell();
 }
 
+// Brings the address to what is shown, as an entry of the browser's history. Names of Streamlit's own stay. While a deed
+// waits, its answer is not here yet.
+function keepAddress(shown) {
+  if (deeds.waiting.length) return;
+  const said = new URLSearchParams(window.location.search);
+  const wanted = new URLSearchParams(shown);
+  for (const name of ["embed", "embed_options"]) for (const value of said.getAll(name)) wanted.append(name, value);
+  const sorted = (address) => JSON.stringify([...address].sort());
+  if (sorted(said) === sorted(wanted)) return;
+  const query = String(wanted);
+  // What is corrected at the first sight is no place to go back to.
+  const write = deeds.session ? "pushState" : "replaceState";
+  window.history[write]({}, "", `${window.location.pathname}${query ? `?${query}` : ""}`);
+}
+
+// What the server says of deeds. A new session (the server began anew) may have begun at an older address: it is told
+// where the page stands.
+function settle([session, page, done], address) {
+  if (page === deeds.page) deeds.waiting = deeds.waiting.filter(([number]) => number > done);
+  if (deeds.session && deeds.session !== session) did("address", window.location.search);
+  keepAddress(address);
+  deeds.session = session;
+}
+
+const GROUP = "[role=radiogroup], [role=tablist]";
+
 // Keys for the whole page, where nobody types: space, left, right, and 1 to 9.
 function keyOf(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return null;
@@ -157,13 +183,14 @@ function keyOf(event) {
   const isOnButton = target.closest?.("button, a, [role=radio], [role=row], tr, summary");
   const key = event.key === " " && !isOnButton ? "space" : event.key;
   // Arrows belong to a group of choices that was entered by keys, not to one that was merely clicked.
-  const isInGroup = target.closest?.("[role=radiogroup], [role=tablist]") && target.matches(":focus-visible");
+  const isInGroup = target.closest?.(GROUP) && !deeds.pointed;
   const isArrow = (key === "ArrowLeft" || key === "ArrowRight") && !isInGroup;
   return key === "space" || isArrow || /^[1-9]$/.test(key) ? key : null;
 }
 
 function heard(event) {
-  const inGroup = event.composedPath()[0].closest?.("[role=radiogroup], [role=tablist]");
+  if (event.key === "Tab") deeds.pointed = false;
+  const inGroup = event.composedPath()[0].closest?.(GROUP);
   // A group of choices would take an arrow for itself: it is asked for before; all other parts of the page go first.
   if ((event.eventPhase === Event.CAPTURING_PHASE) !== Boolean(inGroup)) return;
   const key = keyOf(event);
@@ -177,11 +204,11 @@ function heard(event) {
 
 // Once for the life of the page: whoever listened anew with each refresh would be deaf in between.
 function listen() {
-  if (deeds.listens) return;
   deeds.listens = true;
   document.addEventListener("keydown", heard);
   document.addEventListener("keydown", heard, true);
-  window.addEventListener("popstate", () => did("address", window.location.search), true);
+  document.addEventListener("pointerdown", () => (deeds.pointed = true), true);
+  window.addEventListener("popstate", () => did("address", window.location.search));
   document.documentElement.dataset.keys = "heard";
 }
 
@@ -197,9 +224,10 @@ export default function ({ data, parentElement, setStateValue }) {
   root.timer = setInterval(() => (root.isConnected ? tick(root) : clearInterval(root.timer)), 250);
   const say = (message) => setStateValue("told", message);
   deeds.say = say;
-  const [page, done] = data.done;
-  if (page === deeds.page) deeds.waiting = deeds.waiting.filter(([number]) => number > done);
-  listen();
+  if (!deeds.listens) listen();
+  // Not where React merely draws again what it drew before.
+  if (deeds.settled !== data) settle(data.done, data.address);
+  deeds.settled = data;
   return () => {
     clearInterval(root.timer);
     if (deeds.say === say) deeds.say = null;

@@ -13,7 +13,7 @@ from dashboard import classroom, classroom_picture
 from dashboard import formats as f
 from dashboard.classroom import Changes, LessonError
 from dashboard.feed import Look
-from dashboard.session import Viewer, natural
+from dashboard.session import Viewer, box_key, natural, on_box
 from dashboard.words import mark, t
 from telemetry.lessons.load import parse_lesson
 from telemetry.lessons.model import Lesson
@@ -112,7 +112,7 @@ def _colours(viewer: Viewer) -> str:
 def _bar(viewer: Viewer, lessons: Mapping[str, Lesson], lesson: Lesson, story: Story, at: int) -> None:
     last = len(story.moments) - 1
     titles = {name: each.title.text.say(viewer.language) for name, each in lessons.items()}
-    box = f"lesson_box_{viewer.language}_{lesson.id}"
+    box = box_key("lesson", lesson.id)
     with st.container(horizontal=True, vertical_alignment="bottom", key="cr_bar"):
         st.selectbox(
             t("Lesson"),
@@ -120,24 +120,26 @@ def _bar(viewer: Viewer, lessons: Mapping[str, Lesson], lesson: Lesson, story: S
             index=list(titles).index(lesson.id),
             format_func=titles.__getitem__,
             key=box,
-            on_change=lambda: _open(viewer, st.session_state[box]),
+            on_change=on_box("lesson", box, lambda chosen: _open(viewer, chosen)),
             width=340,
         )
         _button(f"← {t('Back')}", "cr_back", lambda: _go(viewer, at - 1), disabled=at == 0)
         _button(f"{t('Next')} →", "cr_next", lambda: _go(viewer, at + 1), disabled=at == last, primary=True)
         _slider(viewer, last, at)
+        quiz = box_key("quiz", viewer.selection("quiz") != "off")
         st.toggle(
             t("Predict"),
             value=viewer.selection("quiz") != "off",
-            key="quiz_box",
-            on_change=lambda: viewer.select("quiz", None if st.session_state["quiz_box"] else "off"),
+            key=quiz,
+            on_change=on_box("quiz", quiz, lambda asks: viewer.select("quiz", None if asks else "off")),
             help=t("Ask what the scheduler decides before it is shown."),
         )
+        text = box_key("text", viewer.selection("text") == "large")
         st.toggle(
             t("Large text"),
             value=viewer.selection("text") == "large",
-            key="text_box",
-            on_change=lambda: viewer.select("text", "large" if st.session_state["text_box"] else None),
+            key=text,
+            on_change=on_box("text", text, lambda is_large: viewer.select("text", "large" if is_large else None)),
         )
 
 
@@ -159,15 +161,14 @@ def _button(
 
 
 def _slider(viewer: Viewer, last: int, at: int) -> None:
-    # A widget of its own for each place: one that Back and Next move would jump while a refresh meets a finger on it.
-    key = f"cr_place_{at}"
+    key = box_key("cr_place", at)
     st.slider(
         t("Moment {at} of {last}", at=at, last=last),
         0,
         max(last, 1),
         value=at,
         key=key,
-        on_change=lambda: _go(viewer, st.session_state[key]),
+        on_change=on_box("cr_place", key, lambda moment: _go(viewer, moment)),
         width=320,
     )
 
@@ -295,7 +296,8 @@ def _change(viewer: Viewer, lesson: Lesson, changes: Changes) -> None:
             own = getattr(lesson.engine, parameter.name)
             values = [own, *(value for value in parameter.values if value != own)]
             value = now.get(parameter.name, own)
-            key = f"set_{lesson.id}_{parameter.name}_{value}"
+            name = f"set_{lesson.id}_{parameter.name}"
+            key = box_key(name, value)
             told = {value: classroom.value_text(value) for value in values}
             st.selectbox(
                 parameter.name,
@@ -304,7 +306,7 @@ def _change(viewer: Viewer, lesson: Lesson, changes: Changes) -> None:
                 format_func=told.__getitem__,
                 key=key,
                 help=None if parameter.look_for is None else parameter.look_for.text.say(viewer.language),
-                on_change=_set(viewer, now, parameter.name, own, key),
+                on_change=on_box(name, key, _set(viewer, now, parameter.name, own)),
                 width=230,
             )
     if changes:
@@ -314,9 +316,8 @@ def _change(viewer: Viewer, lesson: Lesson, changes: Changes) -> None:
         st.caption(t("The real scheduler runs again with the new setting; what changed is shown here."))
 
 
-def _set(viewer: Viewer, now: Mapping[str, object], name: str, own: object, key: str) -> Callable[[], None]:
-    def act() -> None:
-        value = st.session_state[key]
+def _set(viewer: Viewer, now: Mapping[str, object], name: str, own: object) -> Callable[[object], None]:
+    def act(value: object) -> None:
         kept = {other: setting for other, setting in now.items() if other != name}
         if value != own:
             kept[name] = value

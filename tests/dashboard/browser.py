@@ -115,8 +115,8 @@ class Visit:
 
     def clean(self) -> None:
         """No error in the console, nothing asked of another host, no red box of Streamlit."""
-        assert self.problems == []
-        assert self.foreign == []
+        assert not self.problems, self.problems
+        assert not self.foreign, self.foreign
         assert self.page.locator('[data-testid="stException"]').count() == 0
 
     def open(self, url: str, view: str = "now") -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from fake_engine import FakeEngine, FakeServer
@@ -103,7 +104,7 @@ def test_the_admission_view_shows_the_newest_pass_until_one_is_picked(page: Page
     assert component(at, "live_table", "passes")["selected"] == str(older.step)
     assert component(at, "pass_story")["step"] == older.step
     at.button(key="follow_newest").click().run()
-    assert "step" not in at.query_params
+    assert "step" not in at.session_state["selected"]
 
 
 def test_a_picked_pass_stays_after_it_left_the_list(
@@ -152,12 +153,12 @@ def test_everything_that_is_selected_stands_in_the_address(page: Page, engine: F
     at = select(page(), view="admission", step=step, rid=rid, lang="zh-CN").run()
     assert component(at, "live_table", "passes")["selected"] == str(step)
     at.segmented_control(key="view_box_zh-CN").set_value("kv").run()
-    assert at.query_params["view"] == "kv"
-    assert at.query_params["step"] == str(step)
+    assert at.session_state["selected"]["view"] == "kv"
+    assert at.session_state["selected"]["step"] == str(step)
     at.segmented_control(key="mode_box_zh-CN").set_value("owner").run()
     assert component(at, "page_map")["mode"] == "owner"
     again = page()
-    again.query_params.update(at.query_params)
+    again.query_params.update(dict(parse_qsl(component(at, "pulse")["address"])))
     again.run()
     assert component(again, "page_map")["mode"] == "owner"
     assert again.segmented_control(key="view_box_zh-CN").options[0] == "当前"

@@ -81,7 +81,7 @@ def test_a_prediction_is_checked_with_why(page: AppTest, pick: str, said: str) -
 def test_a_changed_setting_runs_again_and_is_compared(page: AppTest) -> None:
     page.query_params["lesson"] = "three-chunks"
     at = page.run()
-    at.selectbox("set_three-chunks_chunked_prefill_size_96").select(128).run()
+    at.selectbox("set_three-chunks_chunked_prefill_size_box").select(128).run()
     assert at.session_state["selected"]["set"] == "chunked_prefill_size=128"
     assert "first token in step" in shown(at, "difference")
     at.button("cr_reset").click().run()

@@ -156,7 +156,7 @@ def test_two_engines_stand_beside_each_other_and_one_is_looked_into(page: Open, 
         assert [row["cells"][1][0] for row in rows] == ["runs", "idle"]
         assert rows[0]["cells"][3][1] == len(engine.waiting)
         at.selectbox(key="source_box").set_value(rows[1]["id"]).run()
-        assert at.query_params["source"] == rows[1]["id"]
+        assert at.session_state["selected"]["source"] == rows[1]["id"]
         assert sent(at, "live_table", "fleet")["selected"] == rows[1]["id"]
         assert sent(at, "pulse")["tiles"][0]["values"] == [["", "0", "req"]]
 
@@ -165,7 +165,7 @@ def test_what_was_selected_of_one_engine_is_not_asked_of_another(page: Open, eng
     with FakeServer(engine) as one, FakeServer(FakeEngine(seed=5, busy=False)) as other:
         at = page("--url", one.url, "--url", other.url, view="now", rid=engine.waiting[0].rid, pause="1")
         at.selectbox(key="source_box").set_value(other.url.removeprefix("http://")).run()
-        assert dict(at.query_params) == {"view": "now", "source": other.url.removeprefix("http://")}
+        assert at.session_state["selected"] == {"view": "now", "source": other.url.removeprefix("http://")}
         assert at.session_state["frozen"] is None
 
 
@@ -200,7 +200,7 @@ def test_the_page_speaks_chinese_where_it_is_asked_to(page: Open, engine: FakeEn
         assert at.segmented_control(key="view_box_zh-CN").options[0] == "当前"
         at.selectbox(key="lang_box_zh-CN").set_value("en").run()
         assert at.segmented_control(key="view_box").options[0] == "Now"
-        assert at.query_params["lang"] == "en"
+        assert at.session_state["selected"]["lang"] == "en"
 
 
 def test_a_table_is_downloaded_with_units_full_ids_and_plain_numbers() -> None:

@@ -45,7 +45,7 @@ def opened(server: FakeServer, monkeypatch: pytest.MonkeyPatch, **selected: str)
 
 def selected(at: AppTest, name: str) -> str:
     """What the address says; as a list when the test wrote it, as a text when the page did."""
-    value = at.query_params[name]
+    value = at.session_state["selected"][name]
     return value if isinstance(value, str) else value[0]
 
 
@@ -176,7 +176,7 @@ def test_a_page_leads_to_its_node_and_a_gone_node_is_told(
     at = opened(server, monkeypatch, view="kv", page=str(engine.nodes["node:1"][0]))
     at.button(key="to_node").click().run()
     assert selected(at, "node") == "1"
-    assert "page" not in at.query_params
+    assert "page" not in at.session_state["selected"]
     at = opened(server, monkeypatch, view="kv", node="999999")
     assert any("is gone: it was evicted" in text.value for text in at.text)
 

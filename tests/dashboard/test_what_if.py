@@ -97,7 +97,7 @@ def test_a_smaller_chunk_is_compared_told_and_linked(page: Open) -> None:
     field(at, "number_input", "scheduler.chunked_prefill_size").set_value(128)
     at.button(key="whatif_compare").click().run()
     at = answered(at)
-    assert at.query_params["whatif"] == "scheduler.chunked_prefill_size=128"
+    assert at.session_state["selected"]["whatif"] == "scheduler.chunked_prefill_size=128"
     assert "A chunk of 128 instead of 2\u202f048 tokens: TBT p99 from " in said(at)
     assert "no clear difference" not in said(at).split("TTFT p50")[0]
     rows = {cells[0]: cells for cells in table(at, "whatif_compared")}
@@ -110,8 +110,8 @@ def test_a_smaller_chunk_is_compared_told_and_linked(page: Open) -> None:
     # The first difference, in the journal that the simulation left.
     opened = next(each for each in linked.button if each.key and each.key.startswith("whatif_open_"))
     opened.click().run()
-    assert linked.query_params["view"] == "admission"
-    assert linked.query_params["source"] == "what if, before"
+    assert linked.session_state["selected"]["view"] == "admission"
+    assert linked.session_state["selected"]["source"] == "what if, before"
 
 
 def test_settings_that_contradict_each_other_are_told(page: Open) -> None:
