@@ -41,6 +41,7 @@ def show_tuned(result: TuneResult, console: Console) -> None:
         say(f"after: {short(result.best)}")
         say(figures_table(result.compared, result.resamples))
         say()
+    say("what nothing tried betters in TTFT p99, TBT p99 and throughput together:")
     say(_front(result))
     say("> recommended; = the baseline; - cannot be recommended: --json says why. The longest gap is a request's own,")
     say("its percentile one of requests; percentiles of TBT are of all gaps, so that rare stalls are not in them")
@@ -60,12 +61,13 @@ def _front(result: TuneResult) -> Table:
     measures = list(dict.fromkeys((result.objective, *FRONT, LONGEST_GAP)))
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    table.add_column("configurations that nothing tried betters", overflow="fold")
+    table.add_column("", no_wrap=True)
     for measure in measures:
         table.add_column("longest gap p99" if measure == LONGEST_GAP else MEASURES[measure], justify="right")
     for one in rows_of(result):
         values = (amount(measure, getattr(one, measure)) for measure in measures)
-        table.add_row(mark(one, result), short(one.settings) if one.trial else "the baseline", *values)
+        what = short(one.settings).replace(", ", "\n") if one.trial else "the baseline"
+        table.add_row(mark(one, result), what, *values)
     return table
 
 
