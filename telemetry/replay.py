@@ -33,6 +33,7 @@ from telemetry.folding import EventHash, RefusalFolder
 from telemetry.journal import JournalError
 from telemetry.journal_reader import JournalReader, Line
 from telemetry.replay_report import Divergence, ReplayReport, difference, render
+from telemetry.replay_surroundings import with_surroundings
 from telemetry.schema import LineUnion, RecordError, decode, encode
 from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord, RefusalsFoldedRecord
 
@@ -41,6 +42,8 @@ _INPUTS: Final = (RequestArrived, AbortRequested, StepPlanned, StepCompleted, En
 _EVENTS: Final = msgspec.json.Decoder(AnyEvent)
 #: First version whose decode steps tell the claims of all their rows as one move.
 _CLAIMS_TOGETHER_SINCE: Final = 2
+#: Lines shown in front of a divergence.
+_LINES_BEFORE: Final = 5
 #: As `cache.num_pages` allows: an altered number would ask for all memory there is.
 MOST_PAGES: Final = 2**24
 
@@ -103,7 +106,7 @@ def run_tape(tape: Tape, driver: Driver, comparer: Comparer) -> Divergence | Non
                 raise Diverged(difference(line, b"", why))
             comparer.settle()
     except Diverged as error:
-        return error.divergence
+        return with_surroundings(error.divergence, driver.scheduler, comparer.agreed)
     except RecordEnds:
         pass
     return None
@@ -248,6 +251,7 @@ class Comparer:
     """The sink of the replayed scheduler: folds and hashes as the journal did, and compares line by line.
 
     listener  told of each event once it is known to be the recorded one, folded refusals included
+    agreed    the last lines that were equal
     """
 
     def __init__(self, tape: Tape, listener: Callable[[AnyEvent], None] | None = None) -> None:
@@ -260,6 +264,7 @@ class Comparer:
         self.responses = 0
         self.missing: EventsMissingRecord | None = None
         self._is_older = False
+        self.agreed: deque[bytes] = deque(maxlen=_LINES_BEFORE)
 
     def emit(self, event: AnyEvent) -> None:
         self.settle()
@@ -317,6 +322,7 @@ class Comparer:
         if line.raw != replayed and not (self._is_older and _says(recorded, replayed)):
             raise Diverged(difference(line, replayed, f"the replay's {what} differs from the record"))
         self._tape.pop()
+        self.agreed.append(line.raw)
         return line.raw
 
 

@@ -21,6 +21,44 @@ class FieldDifference(BaseModel):
     replayed: Any
 
 
+class RequestThen(BaseModel):
+    """The request that a divergence is about, as the replay has it. Lengths in tokens."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rid: str
+    state: str
+    prompt_len: int
+    output_len: int
+    computed_len: int
+    num_retractions: int
+    times_passed_over: int
+
+
+class Surroundings(BaseModel):
+    """The replay's scheduler at the moment of a divergence: up to there it is the recorded one.
+
+    waiting, running  how many; `first_waiting` and `first_running` name the first of them
+    pages             free, private, protected and evictable pages
+    request           None when the divergence is about none, or about one that the replay does not have
+    agreed            the last lines that were still equal, oldest first
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    waiting: int
+    first_waiting: tuple[str, ...]
+    running: int
+    first_running: tuple[str, ...]
+    continuation: str | None
+    pages: dict[str, int]
+    new_token_ratio: float
+    batch_is_full: bool
+    request: RequestThen | None
+    agreed: tuple[str, ...]
+
+
 class Divergence(BaseModel):
     """The first place where the replay leaves the record.
 
@@ -28,6 +66,7 @@ class Divergence(BaseModel):
     why       one sentence
     recorded  the journal's line; empty when it has none
     replayed  the replay's line; empty when it has none
+    around    the state in which it happened
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,6 +78,7 @@ class Divergence(BaseModel):
     recorded: str = ""
     replayed: str = ""
     fields: tuple[FieldDifference, ...] = ()
+    around: Surroundings | None = None
 
 
 class ReplayReport(BaseModel):
@@ -128,4 +168,34 @@ def _render_divergence(divergence: Divergence, report: ReplayReport) -> list[str
         out.append(f"recorded: {divergence.recorded}")
     if divergence.replayed:
         out.append(f"replayed: {divergence.replayed}")
+    if divergence.around is not None:
+        out += _render_surroundings(divergence.around)
     return out
+
+
+def _render_surroundings(around: Surroundings) -> list[str]:
+    pages = ", ".join(f"{count} {name}" for name, count in around.pages.items())
+    out = [
+        f"the scheduler then, in step {around.step}:",
+        f"  waiting {_some(around.waiting, around.first_waiting)}",
+        f"  running {_some(around.running, around.first_running)}",
+        f"  continuation {around.continuation or 'none'}; new_token_ratio {around.new_token_ratio:.4g}; "
+        + ("batch is full" if around.batch_is_full else "batch is not full"),
+        f"  pages: {pages}",
+    ]
+    if around.request is not None:
+        it = around.request
+        out.append(
+            f"  {it.rid} is {it.state}: prompt {it.prompt_len}, output {it.output_len}, computed {it.computed_len} "
+            f"tokens; retracted {it.num_retractions} times, passed over {it.times_passed_over} times"
+        )
+    if around.agreed:
+        out.append("the last lines that agree:")
+        out += [f"  {line}" for line in around.agreed]
+    return out
+
+
+def _some(count: int, first: tuple[str, ...]) -> str:
+    if not count:
+        return "0"
+    return f"{count} ({', '.join(first)}{', …' if count > len(first) else ''})"

@@ -181,6 +181,29 @@ def test_an_altered_line_is_the_first_divergence(
     text = render(report)
     assert f"diverged at {target}:{number} (step " in text
     assert field in text
+    around = report.divergence.around
+    assert around is not None
+    assert sum(around.pages.values()) == 40
+    assert around.step in {report.divergence.step, (report.divergence.step or 0) - 1}
+    assert len(around.agreed) == 5
+    assert "the scheduler then, in step " in text
+    assert f"the last lines that agree:\n  {around.agreed[0]}" in text
+
+
+def test_a_divergence_tells_the_request_that_it_is_about_as_it_was_then(tmp_path: Path, recorded: Any) -> None:
+    path, events = recorded(*RUNS[0])
+    number = altered(path, tmp_path / "altered.jsonl", "RequestTransitioned", {"cause": "stop"})
+    line = json.loads(path.read_bytes().splitlines()[number - 1])
+    report = replay(tmp_path / "altered.jsonl")
+    assert report.divergence is not None
+    assert report.divergence.around is not None
+    request = report.divergence.around.request
+    assert request is not None
+    assert (request.rid, request.state) == (line["rid"], line["target"])
+    assert (request.prompt_len, request.output_len) == (line["prompt_len"], line["output_len"])
+    before = [event for event in events if event.seq < line["seq"] and type(event).__name__ != "ResponseSent"]
+    assert f"seq {before[-1].seq} {type(before[-1]).__name__}" in report.divergence.around.agreed[-1]
+    assert f"  {request.rid} is {request.state}: prompt {request.prompt_len}" in render(report)
 
 
 def test_an_altered_input_is_found_by_what_follows_from_it(tmp_path: Path, recorded: Any) -> None:
