@@ -197,6 +197,20 @@ ALERTS: Final = (
         "Board admission: which blocker costs the request-seconds.",
     ),
     Alert(
+        "AdmitscopeLateTokens",
+        # Late is what is later than `traces.gap_objective_s`, so the objective stands in one place.
+        lambda s: (
+            f"{rate('token_stalls_total', 'instance', where=ALL, over=s.window(300))} > 0.01 * "
+            f"{rate('generation_tokens_total', 'instance', where=ALL, over=s.window(300))} and on (instance) "
+            f"{increase('token_stalls_total', 'instance', where=ALL, over=s.window(300))} > 10"
+        ),
+        300,
+        "ticket",
+        "More than one token in a hundred comes later than the objective for gaps.",
+        "Board latency: late tokens by cause. `long_prefill` and `chunk_overhead`: a smaller `chunked_prefill_size`; "
+        "`mixed_sat_out`: `enable_mixed_chunk`; `kernel`: a smaller `max_running_requests`.",
+    ),
+    Alert(
         "AdmitscopeReservationTooLarge",
         lambda s: (
             f"sum by (instance) (rate({_all('pass_ends_total', _NO_KV)}[{s.window(300)}])) > 0 "

@@ -16,6 +16,7 @@ WALKS: Final = {
     "AdmitscopeRetractStorm": "A storm of retractions",
     "AdmitscopeReservationTooLarge": "Over-reservation: the queue waits beside free pages",
     "AdmitscopeTTFTSLOBurn": "A chunk that is too small",
+    "AdmitscopeLateTokens": "A chunk that is too large",
 }
 PAGE: Final = Path(__file__).parents[1] / "docs" / "alerts.md"
 _HEAD: Final = """# Alerts

@@ -184,6 +184,24 @@ _CASES: Final = (
         "20m",
         {"ttft_residual_seconds_total": "0+0.1x100", "time_to_first_token_seconds_sum": "0+10x100"},
     ),
+    _fires(
+        "a token in twenty",
+        "AdmitscopeLateTokens",
+        "12m",
+        {'token_stalls_total{cause="chunk_overhead"}': "0+1x100", "generation_tokens_total": "0+20x100"},
+    ),
+    _silent(
+        "a token in two hundred",
+        "AdmitscopeLateTokens",
+        "20m",
+        {'token_stalls_total{cause="chunk_overhead"}': "0+1x100", "generation_tokens_total": "0+200x100"},
+    ),
+    _silent(
+        "few tokens in all",
+        "AdmitscopeLateTokens",
+        "20m",
+        {'token_stalls_total{cause="chunk_overhead"}': "0x40 1x60", "generation_tokens_total": "0+0.5x100"},
+    ),
     _fires("a miss", "AdmitscopeClaimFailure", "3m", {'kv_claim_failures_total{caller="decode"}': "0x4 1x40"}),
     _silent("long ago", "AdmitscopeClaimFailure", "8m", {'kv_claim_failures_total{caller="decode"}': "0x4 1x40"}),
     _fires(
@@ -254,6 +272,7 @@ _TOO_SOON: Final = {
     "AdmitscopeQueueSLOSlowBurn": "10m",
     "AdmitscopeReservationTooLarge": "4m",
     "AdmitscopeTelemetryLoss": "1m30s",
+    "AdmitscopeLateTokens": "4m",
     "AdmitscopeTTFTUnexplained": "8m",
     "AdmitscopeCheckerSilent": "1m",
 }

@@ -39,7 +39,7 @@ def test_every_board_is_named_with_its_question() -> None:
 
 
 def test_numbers_of_alerts_are_right() -> None:
-    words = {7: "seven", 9: "Nine", 16: "sixteen"}
+    words = {8: "eight", 9: "Nine", 17: "seventeen"}
     pages = sum(alert.severity == "page" for alert in ALERTS)
     assert f"{words[pages]} are\npages, {words[len(ALERTS) - pages]} are tickets" in PAGE
     assert f"{words[len(ALERTS)]} alerts" in PAGE
