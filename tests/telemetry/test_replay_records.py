@@ -14,7 +14,15 @@ import pytest
 from bench.tiny_model import write_tiny_model
 from engine.clock import VirtualClock
 from engine.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, SchedulerConfig
-from engine.events import SCHEMA_VERSION, FanOut, RecordingSink, ResponseSent
+from engine.events import (
+    SCHEMA_VERSION,
+    FanOut,
+    RecordingSink,
+    RequestTransitioned,
+    ResponseSent,
+    StepCompleted,
+    StepPlanned,
+)
 from engine.executor.base import ForwardBatch, StepResult
 from engine.executor.factory import build_torch_executor
 from engine.executor.torch_executor import TorchExecutor
@@ -70,7 +78,7 @@ class Recorded:
         journal = JournalSink(self.path, rotate_bytes=60_000, checkpoint_steps=32)
         engine = LLMEngine(
             config,
-            executor=FailsOnce(build_torch_executor(config)),  # type: ignore[arg-type]  # all but one step is its own
+            executor=FailsOnce(build_torch_executor(config)),
             clock=clock,
             sink=FanOut((sink, journal)),
             key_secret=b"a secret of the test",
@@ -119,13 +127,12 @@ def copied(recorded: Recorded, folder: Path) -> list[Path]:
 def test_a_journal_of_the_cpu_engine_replays_with_all_that_went_wrong(recorded: Recorded) -> None:
     seen: Counter[str] = Counter()
     for event in recorded.events:
-        name = type(event).__name__
-        if name == "RequestTransitioned":
+        if isinstance(event, RequestTransitioned):
             seen[f"cause {event.cause}"] += 1
-        elif name == "StepPlanned":
+        elif isinstance(event, StepPlanned):
             seen["claim failed"] += event.claim_failed
             seen["mixed"] += event.kind == "mixed"
-        elif name == "StepCompleted":
+        elif isinstance(event, StepCompleted):
             seen["failed"] += event.failed
     for what in ("cause abort", "cause retract", "cause error", "cause length", "claim failed", "failed", "mixed"):
         assert seen[what], what
