@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from telemetry.client import refuse_odd
 from telemetry.journal_reader import segment_files
 from telemetry.ports import PortTaken, free_port
+from telemetry.recorded_tables import is_tables, refuse_one_table
 from telemetry.settings_page import DashboardCommand
 
 #: Beside this package, in a checkout and in a wheel. By path: the layers below the dashboard do not import it.
@@ -71,7 +72,10 @@ def run_page(command: DashboardCommand) -> int:
     for url in command.urls():
         refuse_odd(url)
     for journal in command.journal:
-        segment_files(journal)  # raises for a path that is no journal, before a page is promised
+        # Raises for a path that is no recording, before a page is promised.
+        refuse_one_table(journal)
+        if not is_tables(journal):
+            segment_files(journal)
     port = free_port(command.host, command.port)
     if command.port not in {0, port}:
         if not command.pick_port:

@@ -1,6 +1,7 @@
-"""Recorded sources. Owns: a journal as a `Source` that answers as the engine would have answered at any step of it.
+"""Recorded sources. Owns: a journal, or the tables made of one, as a `Source` that answers as the engine would have
+answered at any step of it.
 
-A `Recording` reads the journal once, in a thread of its own: every event is kept in packed form, and folded into the
+A `Recording` reads it once, in a thread of its own: every event is kept in packed form, and folded into the
 read model that a live engine has. Where that model stands is kept now and then, so that a step far back costs one of
 those states and at most the events after it, never the journal from its beginning. A kept state holds no events: they
 are named by `seq` and taken from the packed ones again.
@@ -15,6 +16,7 @@ import threading
 import time
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +25,7 @@ import msgspec
 
 from engine.errors import AdmitscopeError
 from engine.events import AnyEvent, EngineStarted, StepCompleted
-from telemetry.export.source import Enough, Heard, feed, survey
+from telemetry.export.source import Enough, Heard, Survey, feed, survey
 from telemetry.observe import (
     EngineStatus,
     Explanation,
@@ -38,6 +40,7 @@ from telemetry.observe import (
 )
 from telemetry.read_model import ReadModel
 from telemetry.recorded_kv import RecordedMemory
+from telemetry.recorded_tables import Extent, TableEvents, is_tables
 from telemetry.schema import LineUnion
 
 #: Events between two kept states, to begin with: a few hundredths of a second of folding.
@@ -93,13 +96,15 @@ class Moment:
 
 
 class Recording:
-    """One journal. It is read beside, or, without `in_background`, before the constructor returns.
+    """One journal, or one folder of tables. It is read beside, or, without `in_background`, before the constructor
+    returns.
 
     Safe between threads: readers ask for places that are read, and those do not change any more.
     """
 
     def __init__(self, path: Path, *, in_background: bool = True) -> None:
         self.path = path
+        self.is_tables = is_tables(path)
         self._events: list[bytes] = []
         self._seqs = array("q")
         #: Of each moment: step, time of its last event (ns), and how many events it includes.
@@ -196,18 +201,30 @@ class Recording:
 
     def _read(self) -> None:
         try:
-            found = survey(self.path)
-            self._start_ns, self._expected_ns, self._responses = found.start_ns, found.end_ns, found.has_responses
-            self._notes = self._fold()
+            if self.is_tables:
+                tables = TableEvents(self.path)
+                extent = tables.extent()
+                self._start_ns, self._expected_ns, self._responses = (
+                    extent.start_ns,
+                    extent.end_ns,
+                    extent.has_responses,
+                )
+                self._notes = self._fold(tables.tell)
+                return
+            self._expect(survey(self.path))
+            self._notes = self._fold(lambda hear: feed(self.path, hear).notes)
         except (AdmitscopeError, OSError) as error:
             self._error = str(error)
         except (ValueError, ArithmeticError, LookupError) as error:
-            # An altered journal has values that no engine writes: whatever they break, it is the journal's fault.
+            # An altered record has values that no engine writes: whatever they break, it is the record's fault.
             self._error = f"{self.path}: a value in it cannot be read: {error}"
         finally:
             self._is_read = True
 
-    def _fold(self) -> tuple[str, ...]:
+    def _expect(self, found: Survey | Extent) -> None:
+        self._start_ns, self._expected_ns, self._responses = found.start_ns, found.end_ns, found.has_responses
+
+    def _fold(self, source: Callable[[Callable[[Heard], None]], Sequence[str]]) -> tuple[str, ...]:
         clock = _Clock()
         model = ReadModel(clock=clock, expects_responses=self._responses)
 
@@ -228,10 +245,10 @@ class Recording:
                 self._moment(event.step, max(event.times.applied_ns, event.t_ns))
                 self._keep(model, clock)
 
-        told = feed(self.path, hear)
+        notes = source(hear)
         if self._events and (not len(self._ends) or self._ends[-1] < len(self._events)):
             self._moment(model.step, clock.t_ns)  # what came after the last step, or a journal without one
-        return tuple(told.notes)
+        return tuple(notes)
 
     def _moment(self, step: int, t_ns: int) -> None:
         self._steps.append(step)

@@ -12,6 +12,7 @@ from telemetry.law_answers import LawBook
 from telemetry.observe import EvidenceAnswer, EvidenceDetail, LawsAnswer, PageFact, PoolAnswer, TreeAnswer
 from telemetry.program import program
 from telemetry.read_model import ReadModel
+from telemetry.recorded_tables import is_tables
 
 
 class RecordedMemory:
@@ -55,4 +56,6 @@ class RecordedMemory:
         path = self._path
         beside = path if path.is_dir() else path.parent
         why = f"a recording is judged by `{program()} check {shlex.quote(str(path))}`"
+        if is_tables(path):
+            why = f"tables are not judged: `{program()} check` needs the journal that they were made of"
         return LawBook(self._model, folder=beside / FOLDER, run=path.name.partition(".jsonl")[0], why=why)

@@ -35,7 +35,8 @@ class DashboardCommand(SubCommand):
     url: list[_Url] = Field(default_factory=list)
     """Another engine beside it; may be given several times."""
     journal: list[Path] = Field(default_factory=list)
-    """A journal, or the folder of one, to be looked at step by step; may be given several times."""
+    """A journal, the folder of one, or a folder of Parquet tables, to be looked at step by step; may be given several
+    times."""
     ttft_ms: float | None = Field(None, gt=0, le=86_400_000)
     """Objective for the time to first token; none: as the engine says."""
     tbt_ms: float | None = Field(None, gt=0, le=86_400_000)

@@ -38,7 +38,7 @@ def show(viewer: Viewer, look: Look) -> None:
 def _cost(viewer: Viewer, laws: LawsAnswer) -> None:
     st.subheader(t("Laws of the engine"), anchor=False)
     if not laws.is_checked and viewer.place.is_recorded:
-        _judge_it(viewer)
+        _judge_it(viewer, laws)
         return
     if not laws.is_checked:
         st.html(
@@ -58,8 +58,14 @@ def _cost(viewer: Viewer, laws: LawsAnswer) -> None:
         )
 
 
-def _judge_it(viewer: Viewer) -> None:
+def _judge_it(viewer: Viewer, laws: LawsAnswer) -> None:
     """A recording holds what the engine did, not what a checker said of it: the command that judges it now."""
+    if viewer.recording is not None and viewer.recording.recording.is_tables:
+        st.html(
+            f'<div class="nothing" data-testid="checker-recorded"><strong>{escape(t("Tables show no judging"))}'
+            f"</strong><span>{escape(frames.sentence(laws.words))}</span></div>"
+        )
+        return
     st.html(
         f'<div class="nothing" data-testid="checker-recorded"><strong>{escape(t("A recording shows no judging"))}'
         f"</strong><span>{escape(t('It holds what happened, not what a checker said of it. To judge all of it now:'))}"

@@ -8,9 +8,9 @@ workload and no cost follows from them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from engine.errors import ConfigError
 from engine.events import AbortRequested, EngineStarted, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
@@ -65,7 +65,7 @@ _MAY_BE_NULL: Final = frozenset(
     )
 )
 #: What rows are in order of, where it is not `seq`.
-_ORDER: Final = {"step_rows": "step", "holes": "after_seq"}
+_ORDER: Final = {"step_rows": "step", "retractions": "step", "holes": "after_seq", "refusals_folded": "last_seq"}
 Row = dict[str, Any]
 
 
@@ -77,8 +77,13 @@ def is_tables(path: Path) -> bool:
 class TableRecording:
     """The tables of one engine in `folder`: of several engines, the one that started last.
 
-    notes  what a reader of the result has to know
+    notes        what a reader of the result has to know
+    columns      that are read of each table
+    may_be_null  columns that need no value in each row
     """
+
+    columns: ClassVar[Mapping[str, tuple[str, ...]]] = _COLUMNS
+    may_be_null: ClassVar[frozenset[str]] = _MAY_BE_NULL
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -195,7 +200,7 @@ class TableRecording:
         if not version.isdigit() or int(version) > TABLES_VERSION:
             raise JournalError(f"{file}: its tables have version {version!r}; {TABLES_VERSION} is the newest known")
         expected = TABLES[table].arrow()
-        for name in _COLUMNS[table]:
+        for name in self.columns[table]:
             at = opened.schema_arrow.get_field_index(name)
             if at < 0:
                 raise JournalError(
@@ -209,11 +214,11 @@ class TableRecording:
     def _rows(self, table: str, file: Path, engine_id: str | None) -> Iterator[Row]:
         import pyarrow as pa
 
-        columns, read = list(_COLUMNS[table]), 0
+        columns, read = list(self.columns[table]), 0
         try:
             for batch in self._opened(table, file).iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for name in columns:
-                    if batch.column(name).null_count and name not in _MAY_BE_NULL:
+                    if batch.column(name).null_count and name not in self.may_be_null:
                         at = batch.column(name).is_null().index(True).as_py()
                         raise JournalError(f"{file}: row {read + at + 1}: {name} is null")
                 read += batch.num_rows
@@ -228,13 +233,14 @@ class TableRecording:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The values of a column; lists of keys packed, as an event has them."""
+    """The values of a column; lists of keys and pages packed, as an event has them."""
     import pyarrow as pa
 
-    if not pa.types.is_list(column.type):
+    if not pa.types.is_list(column.type) or not pa.types.is_integer(column.type.value_type):
         return list(column.to_pylist())
     ends = column.offsets.to_numpy()
-    keys = column.values.to_numpy().astype("<i8", copy=False)
+    keys = column.values.to_numpy()
+    keys = keys.astype(keys.dtype.newbyteorder("<"), copy=False)
     return [keys[start:end].tobytes() for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
 
 
