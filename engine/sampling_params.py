@@ -21,7 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p         keep the smallest set of tokens whose probability reaches this, (0, 1]
     top_k         keep this many tokens, 0 = all
     min_p         keep tokens at least this probable, as a share of the most probable one, [0, 1]; 0 = all
-    repetition_penalty   above 1 makes every token of prompt and output less likely, below 1 more, (0, 2]
+    repetition_penalty   above 1 makes every token of prompt and output less likely, below 1 more, [0.01, 2]
     presence_penalty, frequency_penalty   taken off the logit of a token of the output, once or for each time, [-2, 2]
     logit_bias    (token id, what is added to its logit)
     grammar       what the output must be; None: anything

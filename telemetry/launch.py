@@ -23,6 +23,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.executor.base import Executor, ExecutorInfo
 from engine.executor.factory import build_executor
+from engine.kvcache.page_keys import HEAD_TOKENS
 from engine.llm_engine import LLMEngine
 from engine.server.app import create_app
 from engine.server.engine_thread import EngineThread
@@ -106,6 +107,8 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
         max_running_requests=config.scheduler.max_running_requests,
         queue_timeout_s=config.server.queue_timeout_s,
         displaces=config.scheduler.enable_priority_scheduling,
+        # Without a tree there is nothing to share; below a page, nothing of it.
+        share_from=max(HEAD_TOKENS, config.cache.page_size + 1) if config.cache.enable_radix else None,
         clock=clock,
     )
 

@@ -11,18 +11,20 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from engine.clock import Clock, MonotonicClock
 from engine.errors import AdmitscopeError, EngineDead, RefusalCause, RequestRefused
+from engine.kvcache.page_keys import HEAD_TOKENS
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.llm_engine import EngineRequest, TokenOutput
 from engine.request import FinishReason
 from engine.server.api_errors import QueueFull
 from engine.server.mailbox import Abort, Add, Call, Mailbox, Message, Sent, Shutdown
-from engine.server.queue_limits import QueueEngine, QueueLimits
+from engine.server.queue_limits import QueueLimits
 from engine.server.reply import Reply
+from engine.server.siblings import Siblings
+from engine.server.step_engine import EngineStatus, StepEngine
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -35,63 +37,11 @@ _NO_PROGRESS_S: Final = 0.005
 _ABORT_GRACE_NS: Final = 5_000_000_000
 
 
-class StepEngine(QueueEngine, Protocol):
-    """The part of LLMEngine that this thread drives."""
-
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def is_dead(self) -> bool: ...
-    @property
-    def steps_done(self) -> int: ...
-    @property
-    def work_steps(self) -> int: ...
-
-    def add_request(self, request: EngineRequest, /) -> None: ...
-    def abort_request(self, rid: str, detail: str = "") -> bool: ...
-    def step(self) -> list[TokenOutput]: ...
-    def snapshot(self) -> SchedulerSnapshot: ...
-    def record_response(
-        self,
-        rid: str,
-        first_byte_ns: int | None,
-        last_byte_ns: int | None,
-        bytes_sent: int,
-        worst_send_ns: int,
-        disconnected: bool,
-    ) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """What other threads may know, replaced whole after each turn of the loop. Times are monotonic nanoseconds.
-
-    heartbeat_ns      the loop turned
-    progress_ns       tokens were computed or a request ended; or there was nothing to do
-    last_token_ns     a token came out; 0 before the first
-    """
-
-    heartbeat_ns: int
-    progress_ns: int
-    last_token_ns: int
-    steps: int
-    waiting: int
-    running: int
-    has_work: bool
-    in_step: bool = False
-    dead: str = ""
-    draining: bool = False
-    stopped: bool = False
-
-
 class EngineThread:
     """Runs an engine on a thread of its own. Everything public but `status` and `call` belongs to the event loop.
 
     queue_timeout_s, displaces   see QueueLimits
+    share_from                   see Siblings
     """
 
     def __init__(
@@ -102,6 +52,7 @@ class EngineThread:
         max_running_requests: int,
         queue_timeout_s: float | None = None,
         displaces: bool = False,
+        share_from: int | None = HEAD_TOKENS,
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
@@ -109,6 +60,7 @@ class EngineThread:
         self._max_queued = max_queued_requests
         self._max_running = max_running_requests
         self._limits = QueueLimits(engine, timeout_s=queue_timeout_s, displaces=displaces)
+        self._siblings = Siblings(share_from)
         self._mailbox = Mailbox(max_queued_requests + max_running_requests)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -254,7 +206,7 @@ class EngineThread:
                 self._add(message)
             case Abort():
                 for rid in message.rids:
-                    self._step_again |= self._engine.abort_request(rid, message.detail)
+                    self._abort(rid, message.detail)
             case Sent():
                 for rid in message.rids:
                     self._engine.record_response(
@@ -275,7 +227,8 @@ class EngineThread:
         """Take all requests or none, and say which."""
         refusal, victims = self._refusal(message.requests)
         added: list[str] = []
-        for request in message.requests if refusal is None else ():
+        now, behind = self._siblings.divide(message.requests)
+        for request in now if refusal is None else ():
             try:
                 self._engine.add_request(request)
             except RequestRefused as error:
@@ -283,7 +236,8 @@ class EngineThread:
                 break
             added.append(request.rid)
         if refusal is None:
-            self._live.update(added)
+            self._siblings.hold(behind)
+            self._live.update(request.rid for request in message.requests)
             self._fresh += len(added)
             # Not before: who cannot be taken displaces nobody.
             self._step_again |= self._limits.displace(victims)
@@ -300,9 +254,10 @@ class EngineThread:
         """
         if self._deadline_ns is not None:
             return RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), ()
-        waiting, count = self._engine.num_waiting, len(requests)
-        free_rows = 0 if waiting > self._fresh else max(0, self._max_running - self._engine.num_running)
-        lacking = waiting + count - min(self._fresh + count, free_rows) - self._max_queued
+        held, count = len(self._siblings), len(requests)
+        waiting, fresh = self._engine.num_waiting + held, self._fresh + held
+        free_rows = 0 if waiting > fresh else max(0, self._max_running - self._engine.num_running)
+        lacking = waiting + count - min(fresh + count, free_rows) - self._max_queued
         if lacking <= 0:
             return None, ()
         victims = self._limits.find_room(requests, lacking)
@@ -322,6 +277,8 @@ class EngineThread:
         self._step_again = False
         outputs = self._engine.step()
         self._fresh = 0
+        if self._siblings:
+            outputs += self._follow(outputs)
         now = self._clock.now_ns()
         if outputs:
             self._live.difference_update(output.rid for output in outputs if output.finish is not None)
@@ -331,12 +288,31 @@ class EngineThread:
         if outputs or self._engine.work_steps != self._work_seen:
             self._progress_ns = now
 
+    def _follow(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        """Hand over the choices whose prompt is computed now; the ends of those that get no further."""
+        freed, ends = self._siblings.follow(outputs)
+        for request in freed:
+            try:
+                self._engine.add_request(request)
+                self._fresh += 1
+            except RequestRefused as error:
+                ends.append(_end(request.rid, FinishReason.REFUSED, str(error)))
+        return ends
+
+    def _abort(self, rid: str, detail: str) -> None:
+        """End a request early, wherever it is."""
+        if self._siblings.drop(rid):
+            self._live.discard(rid)
+            self._post(self._dispatch, [_end(rid, FinishReason.ABORT, detail)])
+        else:
+            self._step_again |= self._engine.abort_request(rid, detail)
+
     def _enforce_deadline(self) -> None:
         if self._deadline_ns is None or self._aborted_all or self._clock.now_ns() < self._deadline_ns:
             return
         self._aborted_all = True
         for rid in sorted(self._live):
-            self._step_again |= self._engine.abort_request(rid, "shutting_down")
+            self._abort(rid, "shutting_down")
 
     def _finished(self) -> bool:
         """True when a shutdown was asked for and nothing is left to do, or time is up."""
@@ -363,7 +339,7 @@ class EngineThread:
             progress_ns=self._progress_ns,
             last_token_ns=self._last_token_ns,
             steps=engine.steps_done,
-            waiting=engine.num_waiting,
+            waiting=engine.num_waiting + len(self._siblings),
             running=engine.num_running,
             has_work=engine.has_work,
             in_step=in_step,
@@ -381,6 +357,11 @@ class EngineThread:
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+
+
+def _end(rid: str, finish: FinishReason, detail: str) -> TokenOutput:
+    """The end of a request that never reached the engine."""
+    return TokenOutput(rid=rid, token_id=None, output_index=0, finish=finish, detail=detail)
 
 
 def _in_words(error: BaseException) -> str:

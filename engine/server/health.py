@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.server.engine_thread import EngineStatus
+from engine.server.step_engine import EngineStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,8 @@ class GenerationBody(_Strict):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    # Not down to 0: logits are divided by it, and a row that is not finite would end its step.
+    repetition_penalty: float | None = Field(None, ge=0.01, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(

@@ -55,8 +55,9 @@ class GrammarState:
         from llguidance.numpy import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._matcher, self._mask)
-        if self._matcher.is_error():
-            # It ran into a limit of its own: any token will do, since `push` then refuses it.
+        if self._matcher.is_error() or not self._mask.any():
+            # It ran into a limit of its own, or into a dead end. Any token will do, since `push` refuses it: a row
+            # without a choice would end the step of all others.
             self._mask.fill(-1)
         mask: NDArray[np.int32] = self._mask[0]
         return mask

@@ -111,7 +111,7 @@ def test_an_answer_is_the_same_alone_and_in_any_company(client: openai.OpenAI) -
     [
         ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2, not 2.5"),
         ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2, not -3"),
-        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than 0, not 0"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than or equal to 0.01, not 0"),
         ({"extra_body": {"min_p": 1.5}}, "min_p", "less than or equal to 1, not 1.5"),
         ({"logit_bias": {"7": 101}}, "logit_bias", "less than or equal to 100, not 101"),
         ({"logit_bias": {"258": 1}}, "logit_bias", "258 is outside 0..257"),
