@@ -212,6 +212,8 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
     chunk = None if limit is None else limit - mixed
     available = (view.free + view.evictable) * books.page_size
     riding = mixed if books.reference or not mixed else view.exact_claim
+    if books.is_foreign:
+        available = opened.remaining_current + riding
     current = available - riding
     found = (opened.rem_input, opened.rem_chunk, opened.remaining_current)
     if (scheduler.max_prefill_tokens - mixed, chunk, current) != found or event.mixed_rows != mixed:
@@ -247,7 +249,7 @@ def on_plan(books: Shadow, event: StepPlanned, report: Report) -> None:
                 rid=last.rid,
                 seqs=(last.seq,),
             )
-    if event.claim_failed:
+    if event.claim_failed or books.is_foreign:
         return
     if event.preempted:
         _preempted(books, event, report)

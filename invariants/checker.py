@@ -75,6 +75,9 @@ class InvariantChecker:
         self._time_ns = time_ns
         self._listener = listener
         self.lost = lost
+        #: Set before the first event, of a stream that another engine's decisions make: its pages are not told, and it
+        #: ends an aborted request when that one next runs. What needs more is judged by what the event itself says.
+        self.is_foreign = False
         #: Events were lost, so that the books no longer tell the engine's state: nothing more is judged by them.
         self.is_blind = False
         self.checks_by_group: dict[str, int] = {group.value: 0 for group in Group}
@@ -230,6 +233,7 @@ class InvariantChecker:
         self._judge = Judge(
             event, self, self.checks_by_group, progress_steps=self._progress_steps, gap_steps=self._gap_steps
         )
+        self._judge.books.is_foreign = self.is_foreign
         self._handlers = self._judge.handlers
         self.started = event
 

@@ -94,7 +94,7 @@ class Judge:
         self._counts["step"] += 1
 
     def _on_abort(self, event: AbortRequested) -> None:
-        if event.rid in self.books.requests:
+        if event.rid in self.books.requests and not self.books.is_foreign:
             self.books.aborting[event.rid] = event.seq
 
     def _on_transition(self, event: RequestTransitioned) -> None:

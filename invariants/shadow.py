@@ -62,6 +62,8 @@ class Shadow:
         self.mixing = self.chunking and scheduler.enable_mixed_chunk
         # -- pages
         self.pool = PageBook(self.num_pages, self.max_rows)
+        #: Another engine decided: its pages are not in the events (`InvariantChecker.is_foreign`).
+        self.is_foreign = False
         #: Claims that are not followed yet: see `page_laws.on_claims`.
         self.claims: list[PagesMoved] = []
         # -- locks

@@ -19,6 +19,7 @@ import msgspec
 from engine.events import AnyEvent, EngineStarted, StepCompleted
 from engine.kvcache.snapshot import SchedulerSnapshot
 from invariants.checker import InvariantChecker
+from invariants.modes import OnViolation
 from telemetry.check_report import CheckReport, Found
 from telemetry.journal import JournalError
 from telemetry.journal_reader import JournalReader
@@ -26,6 +27,9 @@ from telemetry.replay import Comparer, Driver, RecordEnds, Tape, run_tape
 from telemetry.replay_report import Divergence
 from telemetry.schema import LineUnion
 from telemetry.schema_journal import EventsMissingRecord, RefusalsFoldedRecord
+from telemetry.schema_parts import SourcePart
+from telemetry.sglang.judging import Lines, OneByOne, not_judged
+from telemetry.sglang.judging import notes as foreign_notes
 
 #: Laws that are wrong about a pass of which a decision is missing.
 NEEDS_EACH_DECISION: Final = frozenset(
@@ -55,7 +59,12 @@ def check(
     entry = tape.peek()
     if entry is None or not isinstance(entry[1], EngineStarted):
         raise JournalError(f"{path}: the laws need the engine's first event, EngineStarted; this begins later")
-    judge = _Judge(until_step, until_seq, limit)
+    source = reader.header.source
+    judge = _Judge(until_step, until_seq, limit, source)
+    if source is not None:
+        if snapshot is not None:
+            raise JournalError(f"{path}: a journal of {source.name} has no snapshot to be audited")
+        return judge.hear_foreign(tape, reader)
     comparer = Comparer(tape, judge.hear_confirmed)
     driver = Driver(entry[1], comparer, path)
     judge.driver = driver
@@ -66,12 +75,16 @@ def check(
         judge.is_alone = True
         judge.hear_rest(tape, _Folded(reader) if divergence is not None else None)
     audited = judge.audit(_read(snapshot)) if snapshot is not None else None
-    ends = None
+    return judge.report(divergence, comparer.missing, ends=_ends(reader, judge), audited=audited)
+
+
+def _ends(reader: JournalReader, judge: _Judge) -> str | None:
+    """How the journal ends, when it has no clean end."""
     if reader.torn is not None:
-        ends = f"the journal ends before its time: {reader.torn}"
-    elif reader.open_end is not None and not judge.is_done:
-        ends = f"the journal has no clean end, and nothing behind it was judged: {reader.open_end}"
-    return judge.report(divergence, comparer.missing, ends=ends, audited=audited)
+        return f"the journal ends before its time: {reader.torn}"
+    if reader.open_end is not None and not judge.is_done:
+        return f"the journal has no clean end, and nothing behind it was judged: {reader.open_end}"
+    return None
 
 
 def _read(path: Path) -> SchedulerSnapshot:
@@ -125,11 +138,16 @@ class _Folded:
 class _Judge:
     """The checker with its ears: what it hears, from where, up to where."""
 
-    def __init__(self, until_step: int | None, until_seq: int | None, limit: int) -> None:
+    def __init__(
+        self, until_step: int | None, until_seq: int | None, limit: int, source: SourcePart | None = None
+    ) -> None:
+        self._source = source
         self._until_step = until_step
         self._until_seq = until_seq
         self._limit = limit
-        self._checker = InvariantChecker(on_violation="record")
+        off: dict[str, OnViolation] = dict.fromkeys(not_judged(source), "off") if source is not None else {}
+        self._checker = InvariantChecker(on_violation="record", overrides=off)
+        self._checker.is_foreign = source is not None
         self._seq: int | None = None
         self._events = 0
         self._last_step = 0
@@ -149,20 +167,27 @@ class _Judge:
         if isinstance(event, StepCompleted) and event.step - self._audited_step >= AUDIT_STEPS:
             self._audit_replay()
 
-    def hear_rest(self, tape: Tape, folded: _Folded | None) -> None:
-        """The record alone, to its end or to a hole in it."""
+    def hear_foreign(self, tape: Tape, reader: JournalReader) -> CheckReport:
+        """The record of another engine, to its end or to a hole in it; the report."""
+        missing = self.hear_rest(OneByOne(tape), None)
+        return self.report(None, missing, ends=_ends(reader, self), audited=None)
+
+    def hear_rest(self, tape: Lines, folded: _Folded | None) -> EventsMissingRecord | None:
+        """The record alone, to its end or to a hole in it, which is returned."""
         while (entry := tape.peek()) is not None and not self.is_done:
             tape.pop()
             if isinstance(entry[1], EventsMissingRecord):
-                return
+                return entry[1]
             if isinstance(entry[1], LineUnion):
                 continue
             event = entry[1]
-            if self._seq is not None and event.seq > self._seq + 1 and self._unjudged_from is None:
+            is_apart = self._seq is not None and event.seq > self._seq + 1 and self._source is None
+            if is_apart and self._seq is not None and self._unjudged_from is None:
                 gap = range(self._seq + 1, event.seq)
                 if folded is None or folded.covers(gap):
                     self._unjudged_from = event.step
             self._hear(event)
+        return None
 
     def _hear(self, event: AnyEvent) -> bool:
         """Judge one event. False once the end that was asked for is reached."""
@@ -225,7 +250,7 @@ class _Judge:
         audited: bool | None,
     ) -> CheckReport:
         """All of it."""
-        notes = []
+        notes = foreign_notes(self._source) if self._source is not None else []
         if divergence is not None and not self.is_done:
             notes.append(
                 f"from step {divergence.step} on the record was heard alone, since a replay decides otherwise: "

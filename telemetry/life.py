@@ -160,10 +160,13 @@ class LifeBuilder:
 
     def _completed(self, record: StepCompletedRecord) -> None:
         self._step, self._t_ns = record.step, record.t_ns
-        if self._chunks and self._chunks[-1].step == record.step:
-            took = record.times.applied_ns - record.times.started_ns
-            done = {"step_ns": took, "done_ns": record.t_ns, "failed": record.failed}
-            self._chunks[-1] = self._chunks[-1].model_copy(update=done)
+        # The latest piece; where steps overlap, the one before it.
+        for place in range(len(self._chunks) - 1, max(len(self._chunks) - 3, -1), -1):
+            if self._chunks[place].step == record.step:
+                took = record.times.applied_ns - record.times.started_ns
+                done = {"step_ns": took, "done_ns": record.t_ns, "failed": record.failed}
+                self._chunks[place] = self._chunks[place].model_copy(update=done)
+                break
         if all(row.rid != self.rid for row in record.rows):
             return
         self._output_len += 1

@@ -267,6 +267,8 @@ class TimelineTracker:
             if request is None or request.phase == QUEUE:
                 continue
             chunk = request.chunks[-1]
+            if chunk.step != event.step and len(request.chunks) > 1:
+                chunk = request.chunks[-2]  # steps overlap: the next piece was planned already
             chunk.launched_ns, chunk.ready_ns = launched, ready
             chunk.applied_ns = None if event.failed else applied
             if request.first_token_ns is None:

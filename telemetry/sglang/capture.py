@@ -56,6 +56,7 @@ class PassCapture:
         self._policy: str | None = None
         self._is_ordered = False
         self._opened: LedgerView | None = None
+        self._closed: LedgerView | None = None
         self._mixed = 0
         self._promised = 0.0
         self._was_full = False
@@ -128,6 +129,9 @@ class PassCapture:
             self._head = queue[0].rid if queue else None
             self._skipped = self._why_skipped(running)
             return
+        # A batch has its pages by now, which the adder counts a second time: what the last candidate left stands.
+        last_left = self._tried[-1].after if self._tried else self._opened
+        self._closed = last_left if self.is_built else ledger_of(self.adder)
         candidates = [tried for tried in self._tried if not tried.is_continuation]
         last = candidates[-1] if candidates else None
         if (last is not None and last.result != "CONTINUE") or len(candidates) >= self._waiting:
@@ -178,7 +182,7 @@ class PassCapture:
             waiting=self._waiting,
             policy=self._policy,
             opened=self._opened,
-            closed=ledger_of(adder) if not self.is_built else self._closed(),
+            closed=self._closed,
             mixed=self._mixed,
             promised=self._promised,
             tried=tuple(self._tried),
@@ -188,7 +192,3 @@ class PassCapture:
             prefill_max=adder.prefill_max_requests,
             align=self._scheduler.truncation_align_size,
         )
-
-    def _closed(self) -> LedgerView | None:
-        # The batch has its pages by now, which the adder counts a second time: what the last candidate left stands.
-        return self._tried[-1].after if self._tried else self._opened

@@ -319,6 +319,9 @@ class Hooks:
             return
         if scheduler.chunked_req is not None or scheduler.running_batch.reqs:
             return
+        tracker = scheduler.new_token_ratio_tracker
+        if tracker.current != tracker.init:
+            return  # not set back yet: SGLang still finds something to wait for
         self._worked = False
         now = self._clock()
         self._tell_plan(now, scheduler, None, (), (), [], scheduler.running_batch, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -85,7 +85,10 @@ class Mapper:
         self._lives: dict[str, Life] = {}
         self._queue = QueueBooks()
         self._plans: dict[int, Planned] = {}
-        self._waiting_tokens = self._decoding = 0
+        self._waiting_tokens = 0
+        self._running: dict[str, Life] = {}
+        #: The new-token ratio that the last step left, and the next one begins with.
+        self._ratio: float | None = None
         out(started)
 
     def take(self, fact: AnyFact) -> None:
@@ -108,6 +111,8 @@ class Mapper:
                     self._out(AbortRequested(*self._head(), rid, "", Cause(fact.cause)))
             case Gone():
                 self._gone(fact)
+            case _:
+                assert_never(fact)
 
     def _head(self, step: int | None = None) -> tuple[int, int, int]:
         seq = self._seq
@@ -149,7 +154,10 @@ class Mapper:
         """Change its state; sums are kept, so that a step costs the same however many wait or run."""
         if life.state is WAITING:
             self._waiting_tokens -= life.seq_len
-        self._decoding += (state is DECODE) - (life.state is DECODE)
+        if state is DECODE:
+            self._running[life.rid] = life
+        else:
+            self._running.pop(life.rid, None)
         life.state = state
 
     def _transition(
@@ -215,6 +223,7 @@ class Mapper:
     def _planned(self, fact: Planned) -> None:
         self._step = fact.step
         passed = fact.pass_
+        promised = self._promised(passed, fact)
         end = self._decisions(passed) if passed is not None else None
         preempted = tuple(back.rid for back in fact.backs if back.cause == "preempt")
         for back in fact.backs:
@@ -249,11 +258,12 @@ class Mapper:
                 fact.num_waiting,
                 fact.num_running,
                 self._waiting_tokens,
-                self._promised(passed, fact),
+                promised,
                 0,
                 self._pages(fact.tokens),
             )
         )
+        self._ratio = fact.new_token_ratio
         if fact.is_idle:
             cuts = (fact.t_ns, fact.t_ns, fact.planned_ns, fact.planned_ns, fact.planned_ns, fact.planned_ns)
             self._completed(fact.step, StepKind.IDLE, (), cuts, fact.planned_ns, fact.num_waiting, fact.tokens)
@@ -262,11 +272,11 @@ class Mapper:
         """What running requests are promised: the adder's own sum, or, without an adder, the same made here."""
         if passed is not None and passed.skipped is None:
             return passed.promised
-        running = [self._lives[rid] for rid in fact.decodes if rid in self._lives]
+        ratio = fact.new_token_ratio if self._ratio is None else self._ratio
         return float(
             sum(
-                min(life.max_new - life.output_len, self._clip) * (1.0 if life.ignore_eos else fact.new_token_ratio)
-                for life in running
+                min(life.max_new - life.output_len, self._clip) * (1.0 if life.ignore_eos else ratio)
+                for life in self._running.values()
             )
         )
 
@@ -400,7 +410,7 @@ class Mapper:
                 False,
                 self._pages(tokens),
                 num_waiting,
-                self._decoding,
+                len(self._running),
             )
         )
 

@@ -58,7 +58,9 @@ class Unset:
 
 
 class Sums(Quiet):
-    """Counts and sizes that SGLang adds up."""
+    """Counts and sizes that SGLang adds up; metrics are off."""
+
+    enable_metrics = False
 
     def __getattr__(self, name: str) -> Any:
         return 0 if name.startswith(("num_", "forward_")) else super().__getattr__(name)
@@ -74,7 +76,7 @@ def forward(scheduler: Any, batch: Any, *_: Any, **__: Any) -> GenerationBatchRe
 
 def idle(scheduler: Any) -> None:
     """Stands for `Scheduler.on_idle`: of its housekeeping only the ratio is about scheduling."""
-    if is_empty(scheduler):
+    if not (scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.chunked_req):
         scheduler.new_token_ratio_tracker.reset()
 
 
@@ -225,6 +227,7 @@ def scheduler(
         ngram_embedding_manager=SimpleNamespace(prepare_for_forward=lambda batch, chunked_req=None: batch),
         load_inquirer=SimpleNamespace(_get_num_pending_tokens=lambda chunk_deduct=0: 0, get_loads=None),
         metrics_reporter=Sums(),
+        rust_server=None,
         scheduler_stage_metrics=None,
         output_streamer=Quiet(),
         load_publisher=Quiet(),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.clock import VirtualClock
-from engine.events import ResponseSent
+from engine.events import SCHEMA_VERSION, ResponseSent
 from engine.request import Cause, RequestState
 from telemetry.journal import JournalError, JournalSink, new_journal_path, segment_path
 from telemetry.journal_reader import JournalReader
@@ -297,8 +297,10 @@ def test_the_engines_start_agrees_with_the_header_and_comes_once(numbered: Any, 
     path = tmp_path / "run.jsonl"
     write(path, a_run(numbered, 2))
     head, start, *rest = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(head + start.replace(b'"schema_version":2', b'"schema_version":99') + b"".join(rest))
-    with pytest.raises(JournalError, match=r"run\.jsonl:2: schema_version is 99, the journal's header says 2"):
+    altered = start.replace(b'"schema_version":%d' % SCHEMA_VERSION, b'"schema_version":99')
+    path.write_bytes(head + altered + b"".join(rest))
+    says = f"schema_version is 99, the journal's header says {SCHEMA_VERSION}"
+    with pytest.raises(JournalError, match=rf"run\.jsonl:2: {says}"):
         list(JournalReader(path).records())
     path.write_bytes(head + start + start)
     with pytest.raises(JournalError, match=r"run\.jsonl:3: a second EngineStarted"):
