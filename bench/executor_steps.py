@@ -1,6 +1,6 @@
 """Milliseconds per executor step: decode of 1, 8 and 32 rows, prefill of 256 and 512 tokens.
 
-    python bench/executor_steps.py [--model PATH] [--dtype float32] [--threads N] [--context 300] [--profile]
+    python bench/executor_steps.py [--model PATH] [--dtype float32] [--quantization int8] [--context 300] [--profile]
 
 Prints a table and one JSON line with the machine named. Medians; the best of a quiet machine is what counts.
 """
@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=None, help="GGUF file or folder (default: packaged SmolLM2)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--quantization", choices=("none", "int8", "int8-fast"), default="none")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--context", type=int, default=300, help="context of decode rows, in tokens")
     parser.add_argument("--page-size", type=int, default=16)
@@ -79,7 +80,7 @@ def main() -> None:
     config = EngineConfig(
         model=ModelConfig(path=args.model),
         cache=CacheConfig(page_size=args.page_size, num_pages=-(-32 * (args.context + 400) // args.page_size)),
-        executor=ExecutorConfig(dtype=args.dtype, threads=args.threads),
+        executor=ExecutorConfig(dtype=args.dtype, threads=args.threads, quantization=args.quantization),
     )
     executor = build_torch_executor(config)
     figures: dict[str, float] = {}
@@ -88,13 +89,14 @@ def main() -> None:
     for tokens in (256, 512):
         figures[f"prefill_{tokens}"] = prefill_ms(executor, tokens=tokens, prefix=0, steps=8)
     figures["prefill_256_after_512"] = prefill_ms(executor, tokens=256, prefix=512, steps=8)
-    print(f"{executor.info().model}, {args.dtype}, page {args.page_size}, decode context {args.context}\n{machine()}\n")
+    info = executor.info()
+    print(f"{info.model}, {info.dtype}, page {args.page_size}, decode context {args.context}\n{machine()}\n")
     print(f"{'step':<24}{'ms':>10}{'tok/s':>10}")
     for name, ms in figures.items():
         tokens = int(name.split("_")[1])
         print(f"{name:<24}{ms:>10.2f}{tokens / ms * 1e3:>10.0f}")
     rounded = {name: round(ms, 3) for name, ms in figures.items()}
-    print(json.dumps({"bench": "executor_steps", "dtype": args.dtype, "machine": machine(), "ms": rounded}))
+    print(json.dumps({"bench": "executor_steps", "dtype": executor.info().dtype, "machine": machine(), "ms": rounded}))
     if args.profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             decode_ms(executor, rows=8, context=args.context, steps=20)

@@ -159,6 +159,8 @@ class ExecutorConfig(_Frozen):
     """Where tensors live."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and K/V."""
+    quantization: Literal["none", "int8", "int8-fast"] = "none"
+    """Of the linear layers' weights: `int8` keeps about 16 bits of activations, `int8-fast` 8."""
     attention_backend: Literal["cpu", "reference"] = "cpu"
     """`reference` is the readable oracle, slow on purpose."""
     threads: int | None = Field(None, ge=1, le=512)

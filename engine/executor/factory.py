@@ -40,7 +40,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
         torch.set_num_threads(config.executor.threads)
     path = packaged_gguf_path() if config.model.path is None else config.model.path
     dtype = DTYPES[config.executor.dtype]
-    model = load_model(path, dtype=dtype)
+    model = load_model(path, dtype=dtype, quantization=config.executor.quantization)
     wanted, limit = config.model.max_context_tokens, model.config.max_context_tokens
     if wanted is not None and wanted > limit:
         raise ConfigError(f"model.max_context_tokens={wanted} is above the model's own limit, {limit}")

@@ -51,7 +51,7 @@ class TorchExecutor:
             num_pages=num_pages,
             attention_backend=attention.name,
             device="cpu",
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=_type_words(model),
             eos_token_ids=config.eos_token_ids,
         )
         model.reserve_positions(min(context, num_pages * page_size))
@@ -115,6 +115,12 @@ class TorchExecutor:
             raise BatchError(f"position {longest} is beyond the context of {info.max_context_tokens} tokens")
         if rows and not 0 <= min(rows) <= max(rows) < meta.num_rows:
             raise BatchError(f"sampling rows span {min(rows)} to {max(rows)}; the batch has {meta.num_rows} rows")
+
+
+def _type_words(model: LlamaModel) -> str:
+    """`float32`, or `float32, weights int8`."""
+    name = str(model.dtype).removeprefix("torch.")
+    return name if model.quantization == "none" else f"{name}, weights {model.quantization}"
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

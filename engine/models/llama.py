@@ -6,6 +6,7 @@ Everything that does not depend on the batch is prepared once: fused matrices, t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.functional import embedding, rms_norm, silu
@@ -13,8 +14,11 @@ from torch.nn.functional import embedding, rms_norm, silu
 from engine.attention.base import AttentionBackend
 from engine.models.linear import Linear
 from engine.models.llama_config import LlamaConfig
+from engine.models.quantized import Quantization, QuantizedLinear
 from engine.models.rope import rope_tables, rotate
 from engine.models.weights import LayerWeights, LlamaWeights
+
+AnyLinear = Linear | QuantizedLinear
 
 
 @dataclass(slots=True)
@@ -34,24 +38,26 @@ class LayerCache:
 @dataclass(slots=True)
 class _Layer:
     attention_norm: torch.Tensor
-    qkv: Linear
-    attention_out: Linear
+    qkv: AnyLinear
+    attention_out: AnyLinear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
     qk_norm: torch.Tensor | None
 
 
 class LlamaModel:
     """A decoder ready to run on CPU. `config` holds its facts (RoPE, end tokens, context)."""
 
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights) -> None:
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, quantization: Quantization = "none") -> None:
         """Takes `weights` apart: each matrix is dropped as soon as it is in its final layout."""
+        linear = partial(quantized_or_not, quantization=quantization)
         self.config = config
         self.dtype = weights.embedding.dtype
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
-        self._lm_head = Linear(weights.lm_head, wide=True)
+        self.quantization = quantization
+        self._lm_head = linear(weights.lm_head, wide=True)
         self._layers: list[_Layer] = []
         weights.layers.reverse()
         while weights.layers:
@@ -59,11 +65,11 @@ class LlamaModel:
             self._layers.append(
                 _Layer(
                     attention_norm=layer.attention_norm,
-                    qkv=Linear(layer.qkv, layer.qkv_bias),
-                    attention_out=Linear(layer.attention_out, layer.attention_out_bias),
+                    qkv=linear(layer.qkv, layer.qkv_bias),
+                    attention_out=linear(layer.attention_out, layer.attention_out_bias),
                     mlp_norm=layer.mlp_norm,
-                    gate_up=Linear(layer.gate_up, layer.gate_up_bias),
-                    down=Linear(layer.down, layer.down_bias),
+                    gate_up=linear(layer.gate_up, layer.gate_up_bias),
+                    down=linear(layer.down, layer.down_bias),
                     qk_norm=_qk_norm(config, layer),
                 )
             )
@@ -118,6 +124,15 @@ class LlamaModel:
             gate, up = layer.gate_up(rms_norm(hidden, norm_shape, layer.mlp_norm, eps)).chunk(2, dim=-1)
             hidden = layer.down.add_to(hidden, silu(gate).mul_(up))
         return self._lm_head(rms_norm(hidden, norm_shape, self._final_norm, eps))
+
+
+def quantized_or_not(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False, quantization: Quantization
+) -> AnyLinear:
+    """The layer of `weight` [out, in] in the wanted form."""
+    if quantization == "none":
+        return Linear(weight, bias, wide=wide)
+    return QuantizedLinear(weight, bias, two_rows=quantization == "int8")
 
 
 def _qk_norm(config: LlamaConfig, layer: LayerWeights) -> torch.Tensor | None:

@@ -1,0 +1,130 @@
+"""What a numerical mode costs in quality: likelihood of a text, next tokens that stay the same, greedy answers.
+
+    python -m bench.quality [--new-tokens 32] [--json]
+
+Against float32 without quantization, on SmolLM2-135M: the mean negative log likelihood of a public-domain text
+(bench/texts/alice.txt, the beginning of "Alice's Adventures in Wonderland", Lewis Carroll, 1865), the share of its
+places where the most likely next token is the same, and the share of greedy tokens that are equal before the first
+difference, over 20 prompts. Agreement alone and in company: whether a row's logits are the same bits in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from engine.config import EngineConfig
+from engine.executor.factory import build_torch_executor
+from engine.executor.manual import ManualDriver
+from engine.executor.torch_executor import TorchExecutor
+from engine.models.packaged import packaged_gguf_path
+from engine.text.tokenizer import load_tokenizer
+
+TEXT: Final = Path(__file__).parent / "texts" / "alice.txt"
+#: (dtype, quantization); the first is what the others are compared with.
+MODES: Final = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("float32", "int8-fast"))
+PROMPTS: Final = 20
+PROMPT_TOKENS: Final = 24
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One mode. `nll` in nats a token, `nll_more` relative to the first mode; shares of 1."""
+
+    mode: str
+    nll: float
+    nll_more: float
+    same_next: float
+    same_greedy: float
+    alone_as_in_company: bool
+
+
+def executor_of(dtype: str, quantization: str) -> TorchExecutor:
+    """SmolLM2 in this mode."""
+    return build_torch_executor(
+        EngineConfig.model_validate(
+            {
+                "executor": {"dtype": dtype, "quantization": quantization},
+                "cache": {"page_size": 16, "num_pages": 256},
+            }
+        )
+    )
+
+
+def logits_of(executor: TorchExecutor, prompts: list[list[int]]) -> torch.Tensor:
+    """[rows, vocab] of all prompts, computed in one batch."""
+    driver = ManualDriver(executor)
+    work = [(sequence, len(sequence.tokens)) for sequence in (driver.add(f"r{i}", p) for i, p in enumerate(prompts))]
+    return executor.forward(driver.batch(work), rows=list(range(sum(map(len, prompts))))).float()
+
+
+def answers_of(executor: TorchExecutor, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """`count` greedy tokens of each prompt, all in one batch."""
+    driver = ManualDriver(executor)
+    sequences = [driver.add(f"g{i}", prompt) for i, prompt in enumerate(prompts)]
+    driver.generate(sequences, count)
+    return [sequence.outputs for sequence in sequences]
+
+
+def measure(new_tokens: int) -> list[Quality]:
+    """Every mode, in the order of MODES."""
+    ids = load_tokenizer(packaged_gguf_path()).encode(TEXT.read_text("utf-8"))
+    stride = (len(ids) - PROMPT_TOKENS) // PROMPTS
+    prompts = [ids[i * stride : i * stride + PROMPT_TOKENS] for i in range(PROMPTS)]
+    found: list[Quality] = []
+    first: tuple[float, torch.Tensor, list[list[int]]] | None = None
+    for dtype, quantization in MODES:
+        executor = executor_of(dtype, quantization)
+        logits, answers = logits_of(executor, [ids]), answers_of(executor, prompts, new_tokens)
+        nll = float(cross_entropy(logits[:-1], torch.tensor(ids[1:])))
+        first = first or (nll, logits.argmax(-1), answers)
+        alone, company = logits_of(executor, prompts[:1]), logits_of(executor, prompts)[:PROMPT_TOKENS]
+        found.append(
+            Quality(
+                mode=dtype if quantization == "none" else quantization,
+                nll=nll,
+                nll_more=nll / first[0] - 1,
+                same_next=float((logits.argmax(-1) == first[1]).float().mean()),
+                same_greedy=_same(answers, first[2]) / (new_tokens * PROMPTS),
+                alone_as_in_company=torch.equal(alone, company),
+            )
+        )
+        executor.close()
+    return found
+
+
+def _same(answers: list[list[int]], others: list[list[int]]) -> int:
+    """Tokens that are equal before the first difference of each pair."""
+    return sum(
+        next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), len(mine))
+        for mine, theirs in zip(answers, others, strict=True)
+    )
+
+
+def main() -> None:
+    """Print the table, or JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = [asdict(quality) for quality in measure(args.new_tokens)]
+    if args.json:
+        for row in rows:
+            print(json.dumps({"bench": "quality", "torch": torch.__version__, **row}))
+        return
+    print(f"{'mode':<12}{'nll':>9}{'more':>9}{'same next':>12}{'same greedy':>13}  alone as in company")
+    for row in rows:
+        print(
+            f"{row['mode']:<12}{row['nll']:>9.4f}{row['nll_more']:>9.2%}{row['same_next']:>12.3f}"
+            f"{row['same_greedy']:>13.3f}  {'yes' if row['alone_as_in_company'] else 'no'}"
+        )
+
+
+if __name__ == "__main__":
+    main()
