@@ -19,6 +19,9 @@ DEFAULT_URL: Final = "http://127.0.0.1:8000"
 ENV_URL: Final = "ADMITSCOPE_URL"
 ENV_KEY: Final = "ADMITSCOPE_API_KEY"
 
+#: What stands for a trace's id in `Settings.trace_url`.
+TRACE_ID: Final = "{trace_id}"
+
 #: Journals that views opened, at most: the oldest is closed.
 MAX_OPENED: Final = 6
 
@@ -42,6 +45,7 @@ class Settings:
 
     ttft_s, tbt_s  objectives; None: as the engine says
     lessons        folder of a teacher's own lessons for the classroom
+    trace_url      where a trace is shown, with {trace_id} in it
     """
 
     places: tuple[Place, ...]
@@ -49,13 +53,15 @@ class Settings:
     ttft_s: float | None = None
     tbt_s: float | None = None
     lessons: Path | None = None
+    trace_url: str | None = None
 
 
 def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Settings of `streamlit run dashboard/app.py -- [--url URL]… [--journal FILE]… [--lessons DIR]`.
+    """Settings of `streamlit run dashboard/app.py -- [--url URL]… [--journal FILE]… …`.
 
     The environment counts where the command line names no place; several URLs in it are parted by spaces. Raises
-    ValueError for a URL that is not http or https, and for an objective that is not above zero.
+    ValueError for a URL that is not http or https, for a trace's without {trace_id}, and for an objective that is not
+    above zero.
     """
     parser = argparse.ArgumentParser(prog="dashboard", add_help=False, allow_abbrev=False)
     parser.add_argument("--url", action="append", default=[])
@@ -63,6 +69,7 @@ def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser.add_argument("--ttft-ms")
     parser.add_argument("--tbt-ms")
     parser.add_argument("--lessons")
+    parser.add_argument("--trace-url")
     given = parser.parse_known_args(arguments)[0]
     urls: list[str] = given.url
     if not urls and not given.journal:
@@ -75,7 +82,17 @@ def settings_from(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         _seconds("--ttft-ms", given.ttft_ms),
         _seconds("--tbt-ms", given.tbt_ms),
         None if given.lessons is None else Path(given.lessons).expanduser().absolute(),
+        _trace_url(given.trace_url),
     )
+
+
+def _trace_url(text: str | None) -> str | None:
+    if text is None:
+        return None
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or TRACE_ID not in text:
+        raise ValueError(f"--trace-url is {text!r}; an http address with {TRACE_ID} in it is expected")
+    return text
 
 
 def _url(text: str) -> str:

@@ -28,7 +28,7 @@ def streamlit_command(command: DashboardCommand, port: int) -> list[str]:
         sys.executable, "-m", "telemetry.watchdog", "streamlit", "run", str(APP),
         "--server.address", command.host,
         "--server.port", str(port),
-        *(word for name in names_of(command.host) for word in ("--server.allowedHosts", name)),
+        *(word for name in [*names_of(command.host), *command.allow_host] for word in ("--server.allowedHosts", name)),
         "--server.headless", "true",
         "--server.fileWatcherType", "none",
         "--browser.serverAddress", command.host,
@@ -61,6 +61,7 @@ def _places(command: DashboardCommand) -> list[str]:
     words = [word for url in command.urls() for word in ("--url", url)]
     words += [word for journal in command.journal for word in ("--journal", str(journal.absolute()))]
     words += [] if command.lessons is None else ["--lessons", str(command.lessons.absolute())]
+    words += [] if command.trace_url is None else ["--trace-url", command.trace_url]
     words += [] if command.ttft_ms is None else ["--ttft-ms", str(command.ttft_ms)]
     return words + ([] if command.tbt_ms is None else ["--tbt-ms", str(command.tbt_ms)])
 

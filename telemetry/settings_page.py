@@ -27,6 +27,7 @@ class DashboardCommand(SubCommand):
       admitscope dashboard                                the engine on 127.0.0.1:8000
       admitscope dashboard http://10.0.0.5:8000 --port 8600
       admitscope dashboard http://10.0.0.5:8000 --url http://10.0.0.6:8000
+      admitscope dashboard --trace-url http://localhost:16686/trace/{trace_id}
       admitscope dashboard --journal runs/admitscope-20261130T094500.000000Z.jsonl
     """
 
@@ -43,6 +44,10 @@ class DashboardCommand(SubCommand):
     """Objective for the time between tokens; none: as the engine says."""
     host: str = "127.0.0.1"
     """Address that the page listens on."""
+    allow_host: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:*-]{1,253}$")]] = Field(default_factory=list)
+    """Another name that browsers may call the page by, such as that of a proxy; may be given several times."""
+    trace_url: Annotated[str, Field(pattern=r"^https?://[^\s{}]+\{trace_id\}[^\s{}]*$")] | None = None
+    """Where a trace is shown: an address with {trace_id} in it. A request's trace is then a link."""
     port: int = Field(8501, ge=0, le=65535)
     """Port of the page; 0 picks a free one."""
     pick_port: bool = False

@@ -123,8 +123,10 @@ def _bar(viewer: Viewer, lessons: Mapping[str, Lesson], lesson: Lesson, story: S
             on_change=on_box("lesson", box, lambda chosen: _open(viewer, chosen)),
             width=340,
         )
-        _button(f"← {t('Back')}", "cr_back", lambda: _go(viewer, at - 1), disabled=at == 0)
-        _button(f"{t('Next')} →", "cr_next", lambda: _go(viewer, at + 1), disabled=at == last, primary=True)
+        st.button(f"← {t('Back')}", key="cr_back", on_click=_go, args=(viewer, at - 1), disabled=at == 0)
+        st.button(
+            f"{t('Next')} →", key="cr_next", on_click=_go, args=(viewer, at + 1), disabled=at == last, type="primary"
+        )
         _slider(viewer, last, at)
         quiz = box_key("quiz", viewer.selection("quiz") != "off")
         st.toggle(
@@ -141,23 +143,6 @@ def _bar(viewer: Viewer, lessons: Mapping[str, Lesson], lesson: Lesson, story: S
             key=text,
             on_change=on_box("text", text, lambda is_large: viewer.select("text", "large" if is_large else None)),
         )
-
-
-def _button(
-    label: str,
-    key: str,
-    act: Callable[[], None],
-    *,
-    disabled: bool = False,
-    primary: bool = False,
-) -> None:
-    st.button(
-        label,
-        key=key,
-        on_click=act,
-        disabled=disabled,
-        type="primary" if primary else "secondary",
-    )
 
 
 def _slider(viewer: Viewer, last: int, at: int) -> None:

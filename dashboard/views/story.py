@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from urllib.parse import quote
 
 import streamlit as st
 
@@ -11,6 +12,7 @@ from dashboard import formats as f
 from dashboard.components import live_table
 from dashboard.feed import Detail
 from dashboard.frames_latency import with_order
+from dashboard.places import TRACE_ID
 from dashboard.session import Viewer
 from dashboard.theme import cause_colour
 from dashboard.views.parts import legend, read_later
@@ -39,7 +41,7 @@ def full_story(viewer: Viewer, rid: str) -> None:
         read_later(viewer, detail)
     with right:
         _where_ttft_went(viewer, detail.timeline)
-        _trace(detail)
+        _trace(viewer, detail)
     st.subheader(t("Every decision about it"), anchor=False)
     live_table(
         tables.decisions_table(detail.decisions, viewer.colours, with_step=True),
@@ -114,10 +116,12 @@ def _where_ttft_went(viewer: Viewer, timeline: Timeline) -> None:
     st.altair_chart(charts.parts_chart(parts, viewer.colours), width="stretch", key="parts_of_ttft")
 
 
-def _trace(detail: RequestDetail) -> None:
-    """The id of its trace, to be copied."""
+def _trace(viewer: Viewer, detail: RequestDetail) -> None:
+    """The id of its trace, to be copied, and a link where it is known who shows traces."""
     st.subheader(t("Trace"), anchor=False)
     if not detail.request.trace_id:
         st.caption(t("It has no trace: start the engine with --traces.endpoint to have them."))
         return
     st.code(detail.request.trace_id, language=None)
+    if viewer.settings.trace_url is not None:
+        st.link_button(t("Open the trace"), viewer.settings.trace_url.replace(TRACE_ID, quote(detail.request.trace_id)))

@@ -97,6 +97,19 @@ def test_a_story_has_a_lane_parts_trace_and_the_raw_records(page: Page, engine: 
     assert len(raw["lane"]["spans"]) >= 2 * len(done.chunks) - 1
 
 
+def test_a_trace_is_a_link_where_it_is_known_who_shows_traces(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, trace_id = engine.request_row, "4bf92f3577b34da6a3ce929d0e0e4736"
+    monkeypatch.setattr(engine, "request_row", lambda req: row(req).model_copy(update={"trace_id": trace_id}))
+    monkeypatch.setattr("sys.argv", ["streamlit", "--trace-url", "http://127.0.0.1:16686/trace/{trace_id}?ui=1"])
+    at = opened(select(page(), rid=engine.finished[0].rid), "requests")
+    assert not at.exception
+    assert at.code[0].value == trace_id
+    (link,) = at.get("link_button")
+    assert link.proto.url == f"http://127.0.0.1:16686/trace/{trace_id}?ui=1"
+
+
 def test_a_request_of_an_older_engine_has_a_story_without_a_lane(
     page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,13 @@ def test_places_with_one_short_name_are_told_apart() -> None:
     assert [place.name for place in places] == ["/a/run.jsonl", "/b/run.jsonl", "x.jsonl"]
 
 
+@pytest.mark.parametrize("text", ["http://t/trace", "file:///{trace_id}", "{trace_id}", "https:///{trace_id}"])
+def test_a_place_of_traces_is_an_http_address_with_room_for_the_id(text: str) -> None:
+    assert settings_from(["--trace-url", "http://t:1/{trace_id}?ui=1"], {}).trace_url == "http://t:1/{trace_id}?ui=1"
+    with pytest.raises(ValueError, match=r"--trace-url is .*with \{trace_id\} in it is expected"):
+        settings_from(["--trace-url", text], {})
+
+
 @pytest.mark.parametrize("text", ["0", "-5", "soon", "inf", "nan"])
 def test_an_objective_is_milliseconds_above_zero(text: str) -> None:
     with pytest.raises(ValueError, match=r"--ttft-ms is .*; milliseconds above 0 are expected"):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from telemetry import cli, page
 from telemetry.demo.processes import Child
@@ -144,6 +145,16 @@ def test_the_page_is_told_every_engine_journal_and_objective(tmp_path: Path) -> 
     ]
     assert DashboardCommand().urls() == ["http://127.0.0.1:8000"]
     assert DashboardCommand(journal=[journal]).urls() == []
+
+
+def test_the_page_is_told_who_shows_traces_and_what_else_it_is_called() -> None:
+    command = DashboardCommand(trace_url="http://t:16686/trace/{trace_id}", allow_host=["page.example.org"])
+    words = page.streamlit_command(command, 8600)
+    assert words[-2:] == ["--trace-url", "http://t:16686/trace/{trace_id}"]
+    assert words[words.index("page.example.org") - 1] == "--server.allowedHosts"
+    for odd in ("http://t:1/trace", "file:///{trace_id}", "http://{trace_id}/{other}"):
+        with pytest.raises(ValidationError, match="trace_url"):
+            DashboardCommand(trace_url=odd)
 
 
 def test_a_page_of_a_journal_that_is_not_there_is_not_started(
