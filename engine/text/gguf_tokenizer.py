@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF metadata. Owns: `tokenizer.ggml.*` of byte-level BPE models -> a `tokenizers` pipeline."""
+"""Tokenizers from GGUF metadata. Owns: `tokenizer.ggml.*` -> a `tokenizers` pipeline; byte-level BPE itself."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from engine.errors import ModelFormatError
 from engine.models.gguf_file import GgufFile
+from engine.text.gguf_sentencepiece import sentencepiece_pipeline
 from engine.text.hf_tokenizer import HfTokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4
 _LETTERS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: Mistral's later vocabularies: words are cut before a capital letter, digits stand alone.
+_TEKKEN: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 #: Pre-tokenizers whose models put BOS before a bare text when the file does not say.
 _BOS_BY_DEFAULT: Final = frozenset({"llama-bpe", "llama3", "llama-v3"})
@@ -33,19 +40,23 @@ def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfToken
     def get(name: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{name}", default)
 
-    if (kind := get("model")) != "gpt2":
-        raise ModelFormatError(f"{source}: tokenizer.ggml.model={kind!r:.80} is not supported; supported: 'gpt2'")
-    tokens, merges = get("tokens"), get("merges")
-    if not _is_list_of(tokens, str) or not tokens or not _is_list_of(merges, str):
-        raise ModelFormatError(f"{source}: tokenizer.ggml.tokens and tokenizer.ggml.merges are needed, as texts")
+    if (model := get("model")) not in ("gpt2", "llama"):
+        raise ModelFormatError(
+            f"{source}: tokenizer.ggml.model={model!r:.80} is not supported; supported: 'gpt2', 'llama'"
+        )
+    tokens, merges = get("tokens"), get("merges" if model == "gpt2" else "scores")
+    if not _is_list_of(tokens, str) or not tokens or not _is_list_of(merges, str if model == "gpt2" else float):
+        rest = "tokenizer.ggml.merges are needed, as texts" if model == "gpt2" else "tokenizer.ggml.scores are needed"
+        raise ModelFormatError(f"{source}: tokenizer.ggml.tokens and {rest}")
     kinds = get("token_type") or [1] * len(tokens)
     if not _is_list_of(kinds, int) or len(kinds) != len(tokens):
         raise ModelFormatError(f"{source}: tokenizer.ggml.token_type must hold {len(tokens)} integers, one per token")
     pre, adds_bos = get("pre", "gpt-2"), get("add_bos_token")
     if not isinstance(pre, str):
         raise ModelFormatError(f"{source}: tokenizer.ggml.pre is {pre!r:.80}; a text is needed")
-    if not isinstance(adds_bos, bool | None):
-        raise ModelFormatError(f"{source}: tokenizer.ggml.add_bos_token is {adds_bos!r:.80}; a bool is needed")
+    for name in ("add_bos_token", "add_space_prefix"):
+        if not isinstance(get(name), bool | None):
+            raise ModelFormatError(f"{source}: tokenizer.ggml.{name} is {get(name)!r:.80}; a bool is needed")
 
     def token_id(name: str) -> int | None:
         value = get(name)
@@ -56,7 +67,13 @@ def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfToken
         return value
 
     bos, ends = token_id("bos_token_id"), (token_id("eos_token_id"), token_id("eot_token_id"))
-    backend = _pipeline(tokens, merges, pre, source)
+    if model == "gpt2":
+        backend = _pipeline(tokens, merges, pre, source)
+    else:
+        spaced = get("add_space_prefix", True) is not False
+        backend = sentencepiece_pipeline(tokens, kinds, merges, adds_space=spaced, source=source)
+    if adds_bos is None:
+        adds_bos = model == "llama" or pre in _BOS_BY_DEFAULT
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)
@@ -68,7 +85,7 @@ def tokenizer_from_metadata(metadata: dict[str, Any], *, source: str) -> HfToken
         backend,
         eos_token_ids=[i for i in ends if i is not None],
         bos_token_id=bos,
-        prefix_ids=[bos] if bos is not None and (pre in _BOS_BY_DEFAULT if adds_bos is None else adds_bos) else [],
+        prefix_ids=[bos] if bos is not None and adds_bos else [],
         chat_template=template if isinstance(template, str) else None,
         source=source,
     )
@@ -87,8 +104,8 @@ def _pipeline(tokens: list[str], merges: list[str], pre: str, source: str) -> to
                 f"{source}: tokenizer.ggml.merges do not fit the tokens: {left!r:.80} and {right!r:.80}"
             )
     try:
-        # Llama 3 vocabularies hold whole words that no merge reaches.
-        model = models.BPE(vocabulary, pairs, ignore_merges=pre in _BOS_BY_DEFAULT)
+        # These vocabularies hold whole words that no merge reaches.
+        model = models.BPE(vocabulary, pairs, ignore_merges=pre in _BOS_BY_DEFAULT or pre == "tekken")
     except Exception as error:  # the library raises bare Exception when a merge names no token
         raise ModelFormatError(f"{source}: tokenizer.ggml.merges do not fit the tokens: {error}") from error
     backend = tokenizers.Tokenizer(model)
@@ -113,12 +130,12 @@ def _pre_tokenizer(pre: str, source: str) -> pre_tokenizers.PreTokenizer:
     if pre in ("smollm", "starcoder", "refact", "command-r"):
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
     digits = {"qwen2": r"\p{N}", "llama-bpe": r"\p{N}{1,3}", "llama3": r"\p{N}{1,3}", "llama-v3": r"\p{N}{1,3}"}
-    if pre not in digits:
+    if pre not in digits and pre != "tekken":
         raise ModelFormatError(
             f"{source}: tokenizer.ggml.pre={pre!r} is not supported; supported: "
-            "gpt-2, default, smollm, starcoder, refact, command-r, qwen2, llama-bpe"
+            "gpt-2, default, smollm, starcoder, refact, command-r, qwen2, llama-bpe, tekken"
         )
-    pattern = Regex(_LETTERS.format(digits=digits[pre]))
+    pattern = Regex(_TEKKEN if pre == "tekken" else _LETTERS.format(digits=digits[pre]))
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pattern, behavior="isolated"),

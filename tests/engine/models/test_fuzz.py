@@ -341,16 +341,25 @@ GGML = {
 @given(
     changes=st.dictionaries(
         st.sampled_from(
-            [*GGML, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.eot_token_id", "tokenizer.chat_template"]
+            [
+                *GGML,
+                "tokenizer.ggml.add_bos_token",
+                "tokenizer.ggml.eot_token_id",
+                "tokenizer.chat_template",
+                "tokenizer.ggml.scores",
+                "tokenizer.ggml.add_space_prefix",
+            ]
         ),
         st.one_of(oddities, st.lists(st.sampled_from(["a", "b", "ab", "a b", "", " ", "a  b"]), max_size=6)),
         min_size=1,
         max_size=3,
-    )
+    ),
+    kind=st.sampled_from(["gpt2", "llama"]),
 )
-def test_gguf_tokenizer_metadata_with_odd_values(changes: dict[str, Any]) -> None:
+def test_gguf_tokenizer_metadata_with_odd_values(changes: dict[str, Any], kind: str) -> None:
+    whole = GGML | {"tokenizer.ggml.model": kind, "tokenizer.ggml.scores": [-3.0, -2.0, -1.0, 0.0]}
     made: list[HfTokenizer] = []
-    refusal = refusal_of(lambda: made.append(tokenizer_from_metadata(GGML | changes, source="m.gguf")))
+    refusal = refusal_of(lambda: made.append(tokenizer_from_metadata(whole | changes, source="m.gguf")))
     assert refusal is None or "m.gguf" in refusal
     for tokenizer in made:
         assert all(0 <= token_id < 1 << 31 for token_id in tokenizer.eos_token_ids)

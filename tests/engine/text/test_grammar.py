@@ -171,9 +171,7 @@ def test_a_token_that_is_not_allowed_is_refused_in_silence(capfd: pytest.Capture
     assert not state.push(ord("x"))
     assert not state.push(EOS)
     assert not state.push(ord("s"))
-    assert len(allowed(state)) >= 400, (
-        "a row without a choice would end the step"
-    )
+    assert len(allowed(state)) >= 400, "a row without a choice would end the step"
     assert capfd.readouterr() == ("", "")
 
 
