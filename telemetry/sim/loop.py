@@ -21,14 +21,12 @@ from engine.scheduler.plan import OutcomeRow, StepKind, StepOutcome, StepPlan, S
 from engine.scheduler.scheduler import Arrival, Scheduler
 from telemetry.sim.arrivals import Arrivals
 from telemetry.sim.cost_model import Cost, Shape
-from telemetry.sim.workload import Ask
+from telemetry.sim.workload import FEW, Ask
 
 #: Steps in a row without work while somebody waits and nobody will come: no setting makes that happen on purpose.
 _MOST_IDLE: Final = 1_000_000
 #: How long a server rests after a step that did nothing although somebody waits.
 _IDLE_NS: Final = 5_000_000
-#: So many keys cost less one by one than as an array.
-_FEW_PAGES: Final = 8
 
 
 class Stuck(RuntimeError):
@@ -141,7 +139,7 @@ class Loop:
             rid=ask.rid,
             prompt_len=ask.prompt_len,
             max_new_tokens=ask.max_new_tokens,
-            page_keys=ask.blocks.pages(self._page, 0, ask.prompt_len // self._page).astype("<i8").tobytes(),
+            page_keys=ask.blocks.packed(self._page, ask.prompt_len // self._page),
             head32_key=head,
             ignore_eos=ask.ignore_eos,
             priority=ask.priority,
@@ -220,7 +218,7 @@ class Loop:
         """Key of a page with output tokens. A long answer has them made for 64 pages at once."""
         if live.own_keys is None or not live.page <= page < live.page + len(live.own_keys):
             ask = live.ask
-            if (ask.prompt_len + ask.output_len) // self._page - page <= _FEW_PAGES:
+            if (ask.prompt_len + ask.output_len) // self._page - page <= FEW:
                 return ask.blocks.page(self._page, page)
             live.page, live.own_keys = page, ask.blocks.pages(self._page, page, 64)
         return live.own_keys.item(page - live.page)

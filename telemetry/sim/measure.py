@@ -10,7 +10,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,20 +108,27 @@ class Measure:
         self.guards: Counter[str] = Counter()
         self.start_ns: int | None = None
         self.end_ns = 0
+        # Most events are about pages: one look finds out that they are not for here.
+        self._hears: dict[type[AnyEvent], Callable[[Any], None]] = {
+            AdmissionDecided: self._decided,
+            StepCompleted: self._completed,
+            RequestTransitioned: self._transitioned,
+            StepPlanned: self._planned,
+            RequestArrived: self._arrived,
+        }
 
     def emit(self, event: AnyEvent) -> None:
-        if isinstance(event, AdmissionDecided):
-            self.reasons[event.reason] += 1
-        elif isinstance(event, StepCompleted):
-            self._completed(event)
-        elif isinstance(event, RequestTransitioned):
-            self._transitioned(event)
-        elif isinstance(event, StepPlanned):
-            self._planned(event)
-        elif isinstance(event, RequestArrived):
-            live = _Live(event)
-            self._live[event.rid] = live
-            self.start_ns = live.sent_ns if self.start_ns is None else self.start_ns
+        hear = self._hears.get(type(event))
+        if hear is not None:
+            hear(event)
+
+    def _decided(self, event: AdmissionDecided) -> None:
+        self.reasons[event.reason] += 1
+
+    def _arrived(self, event: RequestArrived) -> None:
+        live = _Live(event)
+        self._live[event.rid] = live
+        self.start_ns = live.sent_ns if self.start_ns is None else self.start_ns
 
     def _planned(self, event: StepPlanned) -> None:
         if event.kind is StepKind.IDLE:

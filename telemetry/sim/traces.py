@@ -22,7 +22,7 @@ import numpy as np
 from engine.errors import AdmitscopeError
 from telemetry.demo.trace import DATA_DIR as DEMO_DATA
 from telemetry.sim.cost_model import DATA_DIR
-from telemetry.sim.workload import Ask, Blocks, digest64, mixed
+from telemetry.sim.workload import FEW, Ask, Blocks, digest64, mixed, mixed_one
 
 #: Tokens that one hash of a Mooncake trace stands for.
 MOONCAKE_BLOCK: Final = 512
@@ -38,6 +38,7 @@ PACKAGED: Final = {
     "azure-conv": DEMO_DATA / "azure_conv_2023.csv.gz",
 }
 _NO_KEYS: Final = np.zeros(0, dtype=np.uint64)
+_ONE: Final = np.uint64(1)
 
 
 class TraceError(AdmitscopeError):
@@ -208,12 +209,14 @@ class AzureTrace(Trace):
 
 def _chained(ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """Keys that stand for their block and all before it."""
-    own = mixed(np.array(ids, dtype=np.uint64) + np.uint64(1))
+    is_short = len(ids) <= FEW
+    own = [mixed_one(each + 1) for each in ids] if is_short else mixed(np.array(ids, dtype=np.uint64) + _ONE).tolist()
     keys, chain = [], 0
-    for key in own.tolist():
+    for key in own:
         chain = (chain * 0x100000001B3 ^ key) * 0x9E3779B97F4A7C15 % 2**64
-        keys.append(chain)
-    return mixed(np.array(keys, dtype=np.uint64))
+        keys.append(mixed_one(chain) if is_short else chain)
+    made = np.array(keys, dtype=np.uint64)
+    return made if is_short else mixed(made)
 
 
 def field_first(message: str) -> str:

@@ -8,6 +8,7 @@ block's own: a simulation with the recorded page size shares exactly what was sh
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,6 +26,10 @@ _GOLDEN_INT: Final = 0x9E3779B97F4A7C15
 _GOLDEN: Final = np.uint64(_GOLDEN_INT)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
+
+
+#: So many keys cost less one by one than as an array.
+FEW: Final = 8
 
 
 def mixed(values: _U64) -> _U64:
@@ -91,6 +96,12 @@ class Blocks:
             if offset != self._size:
                 key = mixed_one((key + offset * _GOLDEN_INT) & _LOW_64)
         return key if key <= _MOST_SIGNED else key - _LOW_64 - 1
+
+    def packed(self, page_size: int, count: int) -> bytes:
+        """Keys of the first `count` pages as a record has them: little-endian int64."""
+        if count <= FEW:
+            return struct.pack(f"<{count}q", *[self.page(page_size, index) for index in range(count)])
+        return self.pages(page_size, 0, count).astype("<i8", copy=False).tobytes()
 
     def head(self, tokens: int) -> int:
         """One key of the first `tokens` tokens: of two requests it is equal when they are known to share them."""

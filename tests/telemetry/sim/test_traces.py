@@ -49,6 +49,17 @@ def test_an_equal_block_after_another_start_is_another_prefix(tmp_path: Path) ->
     assert not set(one.blocks.pages(16, 0, 62).tolist()) & set(other.blocks.pages(16, 0, 62).tolist())
 
 
+def test_a_long_prompt_begins_as_the_short_one_that_it_goes_on_from(tmp_path: Path) -> None:
+    """Keys of many blocks are made together, those of few one by one."""
+    ids = [2**63 - 1, *range(30)]
+    counts = (3, 8, 9, 31)
+    rows = [GOOD | {"input_length": 512 * count, "hash_ids": ids[:count]} for count in counts]
+    asks = mooncake(tmp_path, *rows).asks()
+    found = [ask.blocks.pages(512, 0, count).tolist() for ask, count in zip(asks, counts, strict=True)]
+    for keys in found[:-1]:
+        assert found[-1][: len(keys)] == keys
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

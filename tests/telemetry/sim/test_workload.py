@@ -55,4 +55,7 @@ def test_a_block_known_in_part_gives_no_key_beyond_it() -> None:
 @given(SIZES, SIZES, st.integers(0, 60), st.integers(0, 2**64 - 1))
 def test_one_page_has_the_key_that_many_at_once_have(block: int, page: int, known: int, own: int) -> None:
     blocks = Blocks(size=block, keys=chain(list(range(10))), known=known, own=own)
-    assert [blocks.page(page, index) for index in range(60)] == blocks.pages(page, 0, 60).tolist()
+    keys = blocks.pages(page, 0, 60)
+    assert [blocks.page(page, index) for index in range(60)] == keys.tolist()
+    for count in (0, 1, 8, 9, 60):
+        assert blocks.packed(page, count) == keys[:count].astype("<i8").tobytes()
