@@ -79,6 +79,13 @@ def test_the_search_finds_what_it_is_for() -> None:
     assert not leaks(b"1, 2, 3, 300, 301, 7", ["Zerbinetta"], wanted)
 
 
+#: Its properties are text of the client as well.
+JSON_SCHEMA = {
+    "name": "canary",
+    "schema": {"type": "object", "properties": {CANARY: {"const": CANARY}}, "required": [CANARY]},
+}
+
+
 class Run:
     """One server process, asked in every way; `written` is everything it left or told besides answers."""
 
@@ -127,7 +134,11 @@ class Run:
             ask | {"prompt": ids},
             ask | {"prompt": [ids, ids[::-1]], "n": 2, "seed": 7},
             ask | {"messages": [{"role": "system", "content": CANARY}, {"role": "user", "content": CANARY}]},
+            # Refused by the simulated executor, followed by the model:
+            ask | {"prompt": CANARY, "response_format": {"type": "json_schema", "json_schema": JSON_SCHEMA}},
+            ask | {"prompt": CANARY, "regex": f"({re.escape(CANARY)})+", "presence_penalty": 1, "logit_bias": {"7": 1}},
             # Refused, in the places where refusals quote:
+            ask | {"prompt": CANARY, "regex": f"({re.escape(CANARY)}"},
             ask | {"prompt": CANARY, "response_format": {"type": CANARY}},
             ask | {"prompt": CANARY, "suffix": CANARY},
             ask | {"prompt": CANARY, CANARY[:40]: 1},
