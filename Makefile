@@ -118,9 +118,27 @@ bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draw
 bench-sim: $(STAMP)  ## the simulator on an hour of Mooncake traffic: time and memory (ARGS="--limit 1000")
 	$(BIN)/python -m bench.simulation $(ARGS)
 
+.PHONY: study
+study: $(STAMP)  ## a study of docs/studies made again (NAME=policies; all by default, some minutes; ARGS="--docs")
+	$(BIN)/python -m bench.studies $(NAME) $(ARGS)
+
 .PHONY: validity
 validity: $(STAMP)  ## what-if predictions against the real engine: docs/studies/validity.md (half an hour; ARGS="--docs")
 	$(BIN)/python -m bench.validity $(ARGS)
+
+.PHONY: test-sglang
+SGLANG := .venv-sglang
+test-sglang: $(SGLANG)/.installed  ## the plugin on the published SGLang's scheduler, on a CPU, in .venv-sglang; its cost (by hand)
+	PYTHONPATH=. $(SGLANG)/bin/python -m pytest -c /dev/null --rootdir=. --noconftest --import-mode=importlib \
+	  -p no:cacheprovider -q -rs tests/sglang_plugin/against_sglang.py $(ARGS)
+
+$(SGLANG)/.installed: $(STAMP) tests/sglang_plugin/requirements.txt
+	@test -x $(SGLANG)/bin/python || $(BIN)/python -m venv $(SGLANG)
+	@echo "Installing SGLang's scheduler into $(SGLANG) (a few minutes the first time)"
+	@$(SGLANG)/bin/python -m pip install --disable-pip-version-check --quiet 'torch>=2.11,<2.14' pytest -e .
+	@# Without what it declares, which is for GPUs. Where it cannot be had, the tests say so and skip.
+	@$(SGLANG)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	  -r tests/sglang_plugin/requirements.txt && touch $@ || echo "SGLang cannot be installed here"
 
 conformance: $(STAMP)  ## every recorded decision of the reference (DIR=folder of further cases)
 	$(BIN)/python -m tests.conformance.run $(DIR)

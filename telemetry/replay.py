@@ -63,6 +63,11 @@ class RecordEnds(Exception):
 def replay(path: Path) -> ReplayReport:
     """Run the journal at `path` again. Raises JournalError when it cannot be read or configured."""
     reader = JournalReader(path)
+    if (source := reader.header.source) is not None:
+        raise JournalError(
+            f"{path}: {source.version} decided this, and its record has no page keys: only this engine's own can be "
+            "replayed (docs/sglang.md)"
+        )
     tape = Tape(reader)
     tape.skip_headers()
     entry = tape.peek()

@@ -59,7 +59,7 @@ def feed(path: Path, hear: Hear) -> Told:
         comparer = Comparer(tape, heard)
         divergence = run_tape(tape, Driver(entry[1], comparer, path), comparer)
     else:
-        told.notes.append(f"{source.version} decided this; its record does not tell {', '.join(source.absent)}")
+        told.notes.append(f"{source.version} decided this; docs/sglang.md lists what its record does not tell")
     if not heard.is_done:
         folded = _rest(tape, heard)
         if divergence is not None and folded:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from telemetry.sglang.capture import PassCapture, ended_kind, ledger_of, tokens_of
-from telemetry.sglang.facts import AbortAsked, Arrived, Back, Done, Ended, Fact, Gone, MemoryTest, Planned, Row
+from telemetry.sglang.facts import AbortAsked, AnyFact, Arrived, Back, Done, Ended, Gone, MemoryTest, Planned, Row
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Outlet(Protocol):
 
     def begin(self, scheduler: Any) -> bool: ...
 
-    def put(self, fact: Fact) -> None: ...
+    def put(self, fact: AnyFact) -> None: ...
 
 
 class Hooks:

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, assert_never
 
-import msgspec
-
 from engine.events import (
     AbortRequested,
     AdmissionDecided,
@@ -23,43 +21,20 @@ from engine.events import (
     StepPlanned,
 )
 from engine.request import TRANSITIONS, Cause, FinishReason, RequestState
-from engine.scheduler.decision import LedgerView, Overdraft
+from engine.scheduler.decision import Overdraft
 from engine.scheduler.pass_state import overdrafts
 from engine.scheduler.plan import OutcomeRow, PassEnd, PrefillRow, Retraction, StepKind, StepTimes
 from invariants.queue_books import QueueBooks
 from telemetry.sglang.facts import AbortAsked, AnyFact, Arrived, Back, Done, Ended, Gone, Pass, Planned, Tried
+from telemetry.sglang.lives import DECODE, FINISHED, PREFILL, WAITING, Life, Lives
 from telemetry.sglang.reasons import End, Verdict, end_of, verdict_of
 
-WAITING, PREFILL, DECODE, FINISHED = (
-    RequestState.WAITING,
-    RequestState.PREFILL,
-    RequestState.DECODE,
-    RequestState.FINISHED,
-)
 _FINISH: Final = {
     "stop": (FinishReason.STOP, Cause.STOP),
     "length": (FinishReason.LENGTH, Cause.LENGTH),
     "abort": (FinishReason.ABORT, Cause.ABORT),
     "error": (FinishReason.ERROR, Cause.ERROR),
 }
-
-
-class Life(msgspec.Struct):
-    """What is known of one live request. Lengths in tokens."""
-
-    rid: str
-    prompt_len: int
-    max_new: int
-    ignore_eos: bool
-    output_len: int
-    retractions: int
-    state: RequestState = WAITING
-    computed_len: int = 0
-    row: int | None = None
-
-    @property
-    def seq_len(self) -> int:
-        return self.prompt_len + self.output_len
 
 
 class Mapper:
@@ -82,11 +57,9 @@ class Mapper:
         self._next_number = 0
         self.lost = 0
         self.unmapped: Counter[str] = Counter()
-        self._lives: dict[str, Life] = {}
+        self._lives = Lives()
         self._queue = QueueBooks()
         self._plans: dict[int, Planned] = {}
-        self._waiting_tokens = 0
-        self._running: dict[str, Life] = {}
         #: The new-token ratio that the last step left, and the next one begins with.
         self._ratio: float | None = None
         out(started)
@@ -107,7 +80,7 @@ class Mapper:
             case Arrived():
                 self._arrived(fact)
             case AbortAsked():
-                for rid in [rid for rid in self._lives if rid.startswith(fact.prefix)]:
+                for rid in [rid for rid in self._lives.by_rid if rid.startswith(fact.prefix)]:
                     self._out(AbortRequested(*self._head(), rid, "", Cause(fact.cause)))
             case Gone():
                 self._gone(fact)
@@ -122,7 +95,7 @@ class Mapper:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _arrived(self, fact: Arrived) -> None:
-        known = self._lives.get(fact.rid)
+        known = self._lives.by_rid.get(fact.rid)
         if known is not None and fact.retractions > known.retractions:
             self._back(Back(fact.rid, "retract", fact.output_len, fact.retractions, fact.t_ns))
             return
@@ -142,23 +115,11 @@ class Mapper:
             fact.routing_key,
             min(fact.accepted_ns, self._t_ns),
         )
-        self._lives[fact.rid] = life = Life(
-            fact.rid, fact.prompt_len, fact.max_new_tokens, fact.ignore_eos, fact.output_len, fact.retractions
-        )
-        self._waiting_tokens += life.seq_len
+        life = Life(fact.rid, fact.prompt_len, fact.max_new_tokens, fact.ignore_eos, fact.output_len, fact.retractions)
+        self._lives.add(life)
         self._queue.arrive(arrived)
         self._out(arrived)
         self._transition(life, None, Cause.ARRIVE)
-
-    def _move(self, life: Life, state: RequestState) -> None:
-        """Change its state; sums are kept, so that a step costs the same however many wait or run."""
-        if life.state is WAITING:
-            self._waiting_tokens -= life.seq_len
-        if state is DECODE:
-            self._running[life.rid] = life
-        else:
-            self._running.pop(life.rid, None)
-        life.state = state
 
     def _transition(
         self,
@@ -193,28 +154,24 @@ class Mapper:
         source, row = life.state, life.row
         if cause not in TRANSITIONS[source, FINISHED]:
             cause = Cause.ABORT
-        self._move(life, FINISHED)
+        self._lives.end(life)
         life.output_len, life.row = output_len, None
-        del self._lives[life.rid]
         self._transition(life, source, cause, step=step, row=row, detail=detail)
 
     def _gone(self, fact: Gone) -> None:
-        life = self._lives.get(fact.rid)
+        life = self._lives.by_rid.get(fact.rid)
         if life is not None:  # else it was turned away at the door, and never came to the queue
             self._finish(life, Cause(fact.cause), max(fact.output_len, life.output_len))
 
     def _back(self, back: Back) -> Retraction | None:
         """A running request is waiting again; what the plan says of it."""
-        life = self._lives.get(back.rid)
+        life = self._lives.by_rid.get(back.rid)
         if life is None or life.state is WAITING:
             self.unmapped["pushed back, not running"] += 1
             return None
         cause, source, row = Cause(back.cause), life.state, life.row
         lost = max(life.seq_len - 1, 0) if source is DECODE else life.computed_len
-        self._move(life, WAITING)
-        life.output_len, life.retractions = back.output_len, back.retractions
-        life.computed_len, life.row = 0, None
-        self._waiting_tokens += life.seq_len
+        self._lives.requeue(life, output_len=back.output_len, retractions=back.retractions)
         self._transition(life, source, cause, row=row)
         return Retraction(back.rid, "kv_now" if cause is Cause.RETRACT else "priority", back.output_len, lost)
 
@@ -257,7 +214,7 @@ class Mapper:
                 fact.new_token_ratio,
                 fact.num_waiting,
                 fact.num_running,
-                self._waiting_tokens,
+                self._lives.waiting_tokens,
                 promised,
                 0,
                 self._pages(fact.tokens),
@@ -276,7 +233,7 @@ class Mapper:
         return float(
             sum(
                 min(life.max_new - life.output_len, self._clip) * (1.0 if life.ignore_eos else ratio)
-                for life in self._running.values()
+                for life in self._lives.running.values()
             )
         )
 
@@ -297,7 +254,7 @@ class Mapper:
         return end
 
     def _decided(self, order: int, tried: Tried, verdict: Verdict, *, is_last: bool) -> None:
-        life = self._lives.get(tried.rid)
+        life = self._lives.by_rid.get(tried.rid)
         track = self._queue.waiting.get(tried.rid)
         is_cut = tried.is_admitted and tried.rest > 0
         reserved = min(life.max_new, self._clip) if life is not None and tried.is_admitted and not is_cut else 0
@@ -315,7 +272,14 @@ class Mapper:
                 tried.candidate,
                 tried.selected,
                 tried.prefix_len + tried.selected,
-                *_pairs(before, after),
+                before.rem_input,
+                after.rem_input,
+                before.rem_chunk,
+                after.rem_chunk,
+                before.remaining_total,
+                after.remaining_total,
+                before.remaining_current,
+                after.remaining_current,
                 reserved,
                 is_cut,
                 verdict.result,
@@ -331,14 +295,14 @@ class Mapper:
     def _admit(self, fact: Planned) -> None:
         latest = -1
         for row in fact.rows:
-            life = self._lives.get(row.rid)
+            life = self._lives.by_rid.get(row.rid)
             if life is None:
                 self.unmapped["admitted, not known"] += 1
                 continue
             track = self._queue.live.get(row.rid)
             latest = max(latest, track.entry if track is not None else -1)
             if life.state is WAITING:
-                self._move(life, PREFILL)
+                self._lives.move(life, PREFILL)
                 life.computed_len, life.row = row.prefix_len, row.row
                 self._transition(life, WAITING, Cause.ADMIT, row=row.row, cached_len=row.prefix_len)
         if latest >= 0:
@@ -359,7 +323,7 @@ class Mapper:
         ended = {each.rid: each for each in fact.ended}
         rows: list[OutcomeRow] = []
         for row in plan.rows:
-            life = self._lives.get(row.rid)
+            life = self._lives.by_rid.get(row.rid)
             if life is None or life.state is not PREFILL:
                 continue  # ended, or pushed back, while its piece was computed
             life.computed_len = row.extend_end
@@ -368,7 +332,7 @@ class Mapper:
             else:
                 self._transition(life, PREFILL, Cause.NEXT_CHUNK, step=fact.step)
         for rid in plan.decodes:
-            life = self._lives.get(rid)
+            life = self._lives.by_rid.get(rid)
             if life is not None and life.state is DECODE:
                 life.computed_len += 1
                 self._token(life, ended.get(rid), fact.step, rows)
@@ -387,7 +351,7 @@ class Mapper:
         life.output_len += 1
         rows.append(OutcomeRow(life.rid))
         if life.state is PREFILL:
-            self._move(life, DECODE)
+            self._lives.move(life, DECODE)
             self._transition(life, PREFILL, Cause.FINAL_CHUNK, step=step)
 
     def _completed(
@@ -410,19 +374,6 @@ class Mapper:
                 False,
                 self._pages(tokens),
                 num_waiting,
-                len(self._running),
+                len(self._lives.running),
             )
         )
-
-
-def _pairs(before: LedgerView, after: LedgerView) -> tuple[int, int, int | None, int | None, float, float, int, int]:
-    return (
-        before.rem_input,
-        after.rem_input,
-        before.rem_chunk,
-        after.rem_chunk,
-        before.remaining_total,
-        after.remaining_total,
-        before.remaining_current,
-        after.remaining_current,
-    )

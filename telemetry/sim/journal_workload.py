@@ -116,8 +116,11 @@ class JournalRecording:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.name = JournalReader(path).files[0].name
+        reader = JournalReader(path)
+        self.name = reader.files[0].name
         self.notes: list[str] = []
+        if (source := reader.header.source) is not None and "RequestArrived.page_keys" in source.absent:
+            self.notes.append(f"{source.version} decided this, and its record has no page keys: nobody shares a prefix")
 
     def arrivals(self) -> int:
         return sum(raw for _, raw in JournalReader(self._path).read(lambda raw: raw.startswith(_ARRIVED)))

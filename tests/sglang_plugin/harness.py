@@ -8,9 +8,9 @@ collaborators that do nothing (`Quiet`): metrics, streams to the detokenizer, pu
 
 from __future__ import annotations
 
-import random
 from array import array
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +31,8 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from tests.sglang_plugin.scenarios import Scenario, aborts, traffic
 
 END_TOKEN = 0
 VOCABULARY = 1_000_000
@@ -329,39 +331,37 @@ def is_empty(made: Any) -> bool:
     )
 
 
-def traffic(seed: int, count: int) -> list[dict[str, Any]]:
-    """Requests with shared prefixes, by seed: turn of arrival, prompt, bounds."""
-    rng = random.Random(seed)
-    stems = [[rng.randrange(1, VOCABULARY) for _ in range(rng.choice((0, 40, 200)))] for _ in range(4)]
-    found = []
-    for number in range(count):
-        own = [rng.randrange(1, VOCABULARY) for _ in range(rng.choice((5, 30, 90, 300, 700)))]
-        max_new = rng.choice((4, 20, 60, 200))
-        found.append(
-            {
-                "turn": rng.randrange(0, count * 2),
-                "rid": f"r{number}",
-                "prompt": rng.choice(stems) + own,
-                "max_new": max_new,
-                "stop_after": rng.randrange(1, max_new + 1) if rng.random() < 0.6 else None,
-                "ignore_eos": rng.random() < 0.1,
-            }
-        )
-    return sorted(found, key=lambda each: each["turn"])
-
-
-def play(made: Any, requests: list[dict[str, Any]], *, most_turns: int = 20_000, each: Any = None) -> int:
-    """Drive the scheduler until nothing is left. Returns the turns. `each`: called with the number of each turn."""
-    coming = deque(requests)
+def play(
+    made: Any, scenario: Scenario, *, most_turns: int = 20_000, turn_of: Callable[[Any], Any] = turn
+) -> list[tuple[Any, ...]]:
+    """Drive the scheduler through a scenario until nothing is left. Returns what it decided, turn by turn."""
+    coming, to_abort = deque(traffic(scenario)), aborts(scenario)
+    decided = []
     for number in range(most_turns):
         while coming and coming[0]["turn"] <= number:
             found = dict(coming.popleft())
             del found["turn"]
             request(made, found.pop("rid"), found.pop("prompt"), found.pop("max_new"), **found)
-        if each is not None:
-            each(number)
-        turn(made)
+        if number in to_abort:
+            made.abort_request(
+                SimpleNamespace(rid=to_abort[number], abort_all=False, abort_message=None, finished_reason=None)
+            )
+        batch = turn_of(made)
+        decided.append(_decided(made, batch))
         if not coming and is_empty(made):
-            turn(made)
-            return number + 1
+            turn_of(made)
+            return decided
     raise AssertionError(f"not done after {most_turns} turns: {len(made.waiting_queue)} wait")
+
+
+def _decided(made: Any, batch: Any) -> tuple[Any, ...]:
+    """All that a turn decided: the batch, the queue's order, the flag, the ratio, the pool."""
+    return (
+        [(req.rid, req.prefix_len, req.extend_end, len(req.output_ids)) for req in batch.reqs] if batch else None,
+        [req.rid for req in made.waiting_queue],
+        made.chunked_req.rid if made.chunked_req is not None else None,
+        made.running_batch.batch_is_full,
+        made.new_token_ratio_tracker.current,
+        made.token_to_kv_pool_allocator.available_size(),
+        made.tree_cache.evictable_size(),
+    )
