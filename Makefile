@@ -115,7 +115,7 @@ bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draw
 	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
 
 .PHONY: bench-sim
-bench-sim: $(STAMP)  ## the simulator on an hour of Mooncake traffic: time and memory (ARGS="--limit 1000")
+bench-sim: $(STAMP)  ## the simulator on an hour of Mooncake traffic and a million short requests (20 minutes; ARGS="--short 0")
 	$(BIN)/python -m bench.simulation $(ARGS)
 
 .PHONY: study
