@@ -140,8 +140,8 @@ def _summary(result: Json) -> list[str]:
 def _baseline(result: Json) -> list[str]:
     what = (
         "The base runs themselves: as recorded, how far the simulator is from that (simulated / recorded - 1), and the "
-        "median error of its cost model on steps that it did not see. How much the recorded ones differ from each other "
-        "is what this machine does to equal runs:"
+        "median error of its cost model on steps that it did not see. How much the recorded ones differ from each "
+        "other is what this machine does to equal runs:"
     )
     out = [
         what,
