@@ -9,9 +9,7 @@ are named by `seq` and taken from the packed ones again.
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 import threading
 import time
 from array import array
@@ -19,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -40,6 +38,7 @@ from telemetry.observe import (
 )
 from telemetry.read_model import ReadModel
 from telemetry.recorded_kv import RecordedMemory
+from telemetry.recorded_states import UNCOLLECTED, RecordedClock, kept, restored
 from telemetry.recorded_tables import Extent, TableEvents, is_tables
 from telemetry.schema import LineUnion
 
@@ -48,22 +47,14 @@ SPACING: Final = 4_096
 #: States kept at most; when there are more, every other one goes and the spacing doubles.
 MAX_STATES: Final = 96
 
+#: Events whose folding takes as long as to read a kept state: one nearer ahead spares nothing.
+WORTH_A_STATE: Final = 4_096
+
 #: Events after which the reading thread lets others run.
 _BREATHE: Final = 128
 
 _PACK: Final = msgspec.msgpack.Encoder()
 _UNPACK: Final = msgspec.msgpack.Decoder(AnyEvent)
-_LOCK_TYPE: Final = type(threading.Lock())
-
-
-class _Clock:
-    """The engine's clock as of the last event that was folded: ages are those of that moment."""
-
-    def __init__(self) -> None:
-        self.t_ns = 0
-
-    def now_ns(self) -> int:
-        return self.t_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +167,15 @@ class Recording:
         """How many events the state at `moment` includes."""
         return self._ends[moment.index]
 
-    def model_before(self, events: int, clock: _Clock) -> tuple[int, ReadModel]:
+    def model_before(self, events: int, clock: RecordedClock) -> tuple[int, ReadModel]:
         """The nearest kept state with at most `events` events: (how many it has, the model)."""
         best: tuple[int, bytes] | None = None
-        for kept in tuple(self._states):
-            if kept[0] <= events and (best is None or kept[0] > best[0]):
-                best = kept
+        for state in tuple(self._states):
+            if state[0] <= events and (best is None or state[0] > best[0]):
+                best = state
         if best is None:
             return 0, ReadModel(clock=clock, expects_responses=self._responses)
-        return best[0], _restored(best[1], self, clock)
+        return best[0], restored(best[1], self.event_of, clock)
 
     def has_state_between(self, after: int, until: int) -> bool:
         """Whether a kept state spares folding the events from `after` on."""
@@ -225,7 +216,7 @@ class Recording:
         self._start_ns, self._expected_ns, self._responses = found.start_ns, found.end_ns, found.has_responses
 
     def _fold(self, source: Callable[[Callable[[Heard], None]], Sequence[str]]) -> tuple[str, ...]:
-        clock = _Clock()
+        clock = RecordedClock()
         model = ReadModel(clock=clock, expects_responses=self._responses)
 
         def hear(event: Heard) -> None:
@@ -256,67 +247,15 @@ class Recording:
         # Last: a place counts as read when its end is known.
         self._ends.append(len(self._events))
 
-    def _keep(self, model: ReadModel, clock: _Clock) -> None:
+    def _keep(self, model: ReadModel, clock: RecordedClock) -> None:
         at = len(self._events)
         last = self._states[-1][0] if self._states else 0
         if at - last < self._spacing:
             return
-        self._states.append((at, _kept(model, clock)))
+        self._states.append((at, kept(model, clock)))
         if len(self._states) > MAX_STATES:
             self._states = self._states[1::2]
             self._spacing *= 2
-
-
-class _Keeper(pickle.Pickler):
-    """Writes a read model without its events, its locks and its clock."""
-
-    def __init__(self, file: io.BytesIO, clock: _Clock) -> None:
-        super().__init__(file, protocol=5)
-        self._clock = clock
-
-    def persistent_id(self, obj: Any) -> tuple[str, int] | None:
-        """What stands for `obj` in the kept state; None keeps it as it is."""
-        if isinstance(obj, msgspec.Struct):
-            seq = getattr(obj, "seq", None)
-            return None if seq is None else ("event", seq)
-        if obj is self._clock:
-            return "clock", 0
-        return ("lock", 0) if isinstance(obj, _LOCK_TYPE) else None
-
-
-class _Restorer(pickle.Unpickler):
-    """Reads what `_Keeper` wrote: only states of this process are ever read."""
-
-    def __init__(self, state: bytes, recording: Recording, clock: _Clock) -> None:
-        super().__init__(io.BytesIO(state))
-        self._recording = recording
-        self._clock = clock
-        # One event, one object: the model compares some by identity.
-        self._events: dict[int, AnyEvent] = {}
-
-    def persistent_load(self, pid: tuple[str, int]) -> Any:
-        """What `pid` stands for."""
-        kind, seq = pid
-        if kind == "clock":
-            return self._clock
-        if kind == "lock":
-            return threading.Lock()
-        event = self._events.get(seq)
-        if event is None:
-            event = self._events[seq] = self._recording.event_of(seq)
-        return event
-
-
-def _kept(model: ReadModel, clock: _Clock) -> bytes:
-    buffer = io.BytesIO()
-    _Keeper(buffer, clock).dump(model)
-    return buffer.getvalue()
-
-
-def _restored(state: bytes, recording: Recording, clock: _Clock) -> ReadModel:
-    model = _Restorer(state, recording, clock).load()
-    assert isinstance(model, ReadModel), "a kept state is a read model"
-    return model
 
 
 class RecordedSource(RecordedMemory):
@@ -326,7 +265,7 @@ class RecordedSource(RecordedMemory):
         self.recording = recording
         self._path = recording.path
         self._lock = threading.RLock()
-        self._clock = _Clock()
+        self._clock = RecordedClock()
         self._model = ReadModel(clock=self._clock)
         self._done = 0
         self._moment: Moment | None = None
@@ -348,14 +287,19 @@ class RecordedSource(RecordedMemory):
         """Answer as of `moment` from now on."""
         with self._lock:
             wanted = self.recording.events_until(moment)
-            if wanted < self._done or not self._done or self.recording.has_state_between(self._done, wanted):
-                self._clock = _Clock()
-                self._done, self._model = self.recording.model_before(wanted, self._clock)
-            for index in range(self._done, wanted):
-                self._model.emit(self.recording.event(index))
-            self._done = wanted
+            with UNCOLLECTED:
+                self._fold_to(wanted)
             self._clock.t_ns = self.recording.time_ns(moment)
             self._moment = moment
+
+    def _fold_to(self, wanted: int) -> None:
+        ahead = self.recording.has_state_between(self._done + WORTH_A_STATE, wanted)
+        if wanted < self._done or not self._done or ahead:
+            self._clock = RecordedClock()
+            self._done, self._model = self.recording.model_before(wanted, self._clock)
+        for index in range(self._done, wanted):
+            self._model.emit(self.recording.event(index))
+        self._done = wanted
 
     def status(self) -> EngineStatus:
         """One look at the engine. Like every answer, it raises NotStarted before the first `seek`."""
