@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from telemetry.sim.objectives import FRONT, LONGEST_GAP, MEASURES
+from telemetry.sim.objectives import FRONT, LONGEST_GAP, MEASURES, THROUGHPUT
 from telemetry.sim.report import cost_lines
 from telemetry.sim.svg import HEIGHT, WIDTH, Row, data, write
 from telemetry.sim.tune_result import Candidate, TuneResult
@@ -43,8 +43,8 @@ def show_tuned(result: TuneResult, console: Console) -> None:
         say()
     say("what nothing tried betters in TTFT p99, TBT p99 and throughput together:")
     say(_front(result))
-    say("> recommended; = the baseline; - cannot be recommended: --json says why. The longest gap is a request's own,")
-    say("its percentile one of requests; percentiles of TBT are of all gaps, so that rare stalls are not in them")
+    say("> recommended; = the baseline; - cannot be recommended: --json says why. The longest gap of a request")
+    say("is its p99 over requests; percentiles of TBT are of all gaps, so that rare stalls are not in them")
     if result.model_checks:
         say()
         say(checks_table(result.model_checks))
@@ -60,12 +60,13 @@ def show_tuned(result: TuneResult, console: Console) -> None:
 def _front(result: TuneResult) -> Table:
     measures = list(dict.fromkeys((result.objective, *FRONT, LONGEST_GAP)))
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    table.add_column("", no_wrap=True)
+    table.add_column("", min_width=1)
+    table.add_column("", overflow="fold")
+    heads = {**MEASURES, LONGEST_GAP: "longest gap", THROUGHPUT: "tokens/s"}
     for measure in measures:
-        table.add_column("longest gap p99" if measure == LONGEST_GAP else MEASURES[measure], justify="right")
+        table.add_column(heads[measure], justify="right", no_wrap=True, min_width=len(heads[measure]))
     for one in rows_of(result):
-        values = (amount(measure, getattr(one, measure)) for measure in measures)
+        values = (amount(measure, getattr(one, measure)).removesuffix(" tokens/s") for measure in measures)
         what = short(one.settings).replace(", ", "\n") if one.trial else "the baseline"
         table.add_row(mark(one, result), what, *values)
     return table
