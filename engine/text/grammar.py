@@ -157,6 +157,8 @@ class _Vocabulary:
 
 
 def _in_short(message: str) -> str:
-    """The first lines of an error, on one line."""
-    words = " ".join(message.split())
+    """An error on one line: what is wrong with an expression without the expression, else the first words."""
+    lines = [line.strip() for line in message.splitlines()]
+    faults = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    words = f"regular expression: {faults[-1]}" if faults else " ".join(message.split())
     return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 1]}…"

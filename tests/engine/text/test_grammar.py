@@ -176,8 +176,9 @@ def test_a_token_that_is_not_allowed_is_refused_in_silence(capfd: pytest.Capture
 
 
 BAD: dict[str, tuple[GrammarSpec, str]] = {
-    "expression": (GrammarSpec("regex", "(ab"), "unclosed group"),
+    "expression": (GrammarSpec("regex", "(ab"), "^regular expression: unclosed group$"),
     "look-around": (GrammarSpec("regex", "(?=x)y"), "look-around"),
+    "pattern": (schema({"type": "string", "pattern": "(ab"}), "^regular expression: unclosed group$"),
     "type": (schema({"type": "strin"}), "Invalid type: strin"),
     "keyword": (schema({"not": {}}), r'Unimplemented keys: \["not"\]'),
     "reference": (schema({"$ref": "#/nope"}), "does not exist"),
