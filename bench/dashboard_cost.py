@@ -1,6 +1,7 @@
 """What the dashboard costs at size: 100,000 pages, 10,000 waiting, 200,000 records.
 
     python -m bench.dashboard_cost [--pages N] [--waiting N] [--records N] [--repeat N]
+    python -m bench.dashboard_cost --arrivals N     event to screen in a real browser: bench/screen_delay.py
 
 A read model is filled through the events that an engine of that size would publish. Printed: how long an event takes
 until it can be read, the median time and the bytes of each answer of the read API, and how long each view needs for a
@@ -25,6 +26,7 @@ import uvicorn
 from fastapi import FastAPI
 from streamlit.testing.v1 import AppTest
 
+from bench.screen_delay import measure
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.events import AnyEvent, EngineStarted, LockChanged, PagesMoved, RequestArrived, RequestTransitioned
@@ -164,7 +166,10 @@ def main() -> int:
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--arrivals", type=int, default=0, help="measure event to screen of so many, and nothing else")
     asked = parser.parse_args()
+    if asked.arrivals:
+        return measure(asked.arrivals)
     start = time.perf_counter()
     model, filler = _filled(asked.pages, asked.waiting, asked.records)
     each = (time.perf_counter() - start) / filler.seq

@@ -11,13 +11,15 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
 
-from browser import CHROMIUM, PATIENCE_MS, Visit, chromium, streamlit
+from browser import CHROMIUM, PATIENCE_MS, REPOSITORY, Visit, chromium, streamlit
 from playwright.sync_api import Locator, Page, WebSocketRoute, expect
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM}): apt-get install chromium"),
 ]
+
+LESSONS = REPOSITORY / "telemetry" / "lessons" / "data"
 
 expect.set_options(timeout=3 * PATIENCE_MS)
 
@@ -106,3 +108,19 @@ def test_a_key_is_heard_though_its_message_is_lost(visit: Visit) -> None:
     page.wait_for_url("**moment=4**")
     expect(page.get_by_text("Moment 4 of")).to_be_visible()
     assert lost
+
+
+def test_a_lesson_file_is_opened_from_the_page(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    moment = opened(page, "/?view=classroom")
+    page.get_by_text("Open a lesson of your own").click()
+    broken = tmp_path / "broken.toml"
+    broken.write_text("id = 3\n", encoding="utf-8")
+    page.locator("input[type=file]").set_input_files(broken)
+    expect(page.get_by_role("alert").filter(has_text="This lesson cannot be played as it is.")).to_be_visible()
+    text = (LESSONS / "1-four-requests.toml").read_text(encoding="utf-8")
+    own = tmp_path / "own.toml"
+    own.write_text(text.replace('id = "four-requests"', 'id = "our-own"', 1), encoding="utf-8")
+    page.locator("input[type=file]").set_input_files(own)
+    page.wait_for_url("**lesson=our-own**")
+    expect(moment).to_contain_text("Eight requests decode")
