@@ -19,6 +19,7 @@ from engine.events import (
     StepPlanned,
 )
 from engine.request import RequestState
+from invariants.catalog import LAWS
 from telemetry.check import check
 from telemetry.explain import explain
 from telemetry.export.source import feed
@@ -257,3 +258,13 @@ def test_no_token_and_no_text_is_in_a_fact() -> None:
     for kind in kinds:
         for field in msgspec.structs.fields(kind):
             assert not any(word in field.name for word in ("ids", "text", "token_id", "message")), (kind, field.name)
+
+
+def test_the_page_lists_the_laws_as_they_are_judged() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sglang.md").read_text(encoding="utf-8")
+    overlapped = set(NOT_JUDGED_OVERLAPPED) - set(NOT_JUDGED)
+    always = set(LAWS) - set(NOT_JUDGED) - overlapped
+    assert f"| always | {', '.join(sorted(always))} |" in page
+    assert f"| with `--disable-overlap-schedule` also | {', '.join(sorted(overlapped))} |" in page
+    for law, why in NOT_JUDGED.items():
+        assert any(law in line and line.endswith(f"| {why} |") for line in page.splitlines()), law
