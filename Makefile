@@ -186,5 +186,5 @@ docs: $(STAMP)  ## regenerate docs/reference, boards and rules
 	$(BIN)/python -m grafana.metric_page
 	$(BIN)/python -m telemetry.spans.page
 
-clean:  ## remove .venv, caches and artifacts
-	rm -rf $(VENV) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean:  ## remove .venv, .venv-sglang, caches and artifacts
+	rm -rf $(VENV) $(SGLANG) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
