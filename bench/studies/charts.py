@@ -95,14 +95,14 @@ def fallback(figures: Sequence[Figures]) -> dict[str, Any]:
 
 def _grouped(rows: list[Row], name: str, title: str, *, log: bool = False) -> Any:
     """Points on a line for each run, a panel for each load: no bars, which would lie on a logarithmic axis."""
-    kind = "log" if log else "linear"
+    scale = alt.Scale(type="log" if log else "linear", nice=True)
     order = list(dict.fromkeys(str(row["load"]) for row in rows))
     names = list(dict.fromkeys(str(row[name]) for row in rows))
     panel = (
         alt.Chart(data(rows), width=WIDTH, height=26 * len(names))
         .mark_point(filled=True, size=80)
         .encode(
-            x=alt.X("seconds:Q", title=title, scale=alt.Scale(type=kind, nice=True)),
+            x=alt.X("seconds:Q", title=title, scale=scale),
             y=alt.Y(f"{name}:N", title=None, sort=names),
             color=alt.Color("what:N", title=None),
             shape=alt.Shape("what:N", title=None),

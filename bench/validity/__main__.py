@@ -93,7 +93,8 @@ def judge_all(folder: Path) -> dict[str, Any]:
         for name in ("base", *CASES)
     }
     base = [measured(journal) for journal in journals["base"]]
-    cases, baselines = {}, []
+    cases: dict[str, Any] = {}
+    baselines: list[dict[str, Any]] = []
     for name, settings in CASES.items():
         guesses = [predicted(journal, settings) for journal in journals["base"]]
         cases[name] = judged(base, [measured(journal) for journal in journals[name]], guesses)
