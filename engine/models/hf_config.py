@@ -59,7 +59,7 @@ def read_config(folder: Path) -> LlamaConfig:
         known = ", ".join(map(repr, _FAMILIES))
         raise ModelFormatError(f"{path}: model_type is {name!r:.80}; supported are {known}")
     for field, only in _FIXED.items():
-        if (value := raw.get(field, only)) != only:
+        if (value := raw.get(field)) is not None and value != only:
             raise ModelFormatError(f"{path}: {field} is {value!r:.80}; {only!r} is supported")
     heads, hidden = _int(path, raw, "num_attention_heads"), _int(path, raw, "hidden_size")
     if heads < 1:
