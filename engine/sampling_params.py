@@ -15,7 +15,7 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to choose tokens and when to stop. Plain values; validated at the HTTP edge and by `validate`.
+    """How to choose tokens and when to stop. Plain values; their ranges are checked at the HTTP edge.
 
     temperature   0 means greedy (argmax); otherwise logits are divided by it, at most 2
     top_p         keep the smallest set of tokens whose probability reaches this, (0, 1]
