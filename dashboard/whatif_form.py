@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from dashboard.words import mark
 from telemetry.journal import JournalError
@@ -110,3 +110,23 @@ def read_start(journal: Path) -> Recorded | str:
         return recorded_of(journal)
     except JournalError as error:
         return str(error)
+
+
+class Stretch(NamedTuple):
+    """Which requests are compared: the first so many (0: all) of those that came in these seconds of the run."""
+
+    limit: int = 0
+    from_s: float | None = None
+    to_s: float | None = None
+
+    @property
+    def window(self) -> tuple[float | None, float | None]:
+        return self.from_s, self.to_s
+
+
+def seconds(text: str) -> float:
+    """Seconds of a run, from an address. Raises ValueError for what is no number of them."""
+    found = float(text)
+    if not 0 <= found < 1e9:
+        raise ValueError(f"{text!r} is no number of seconds")
+    return found

@@ -17,7 +17,7 @@ from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer, natural
 from dashboard.views.parts import choice, legend
-from dashboard.whatif_form import OFFERS, Offer
+from dashboard.whatif_form import OFFERS, Offer, Stretch, seconds
 from dashboard.words import mark, t
 from telemetry.sim.door import Ask, Busy, Door, Standing, is_journal_of
 from telemetry.sim.journal_workload import Recorded
@@ -44,12 +44,14 @@ def show(viewer: Viewer, look: Look) -> None:
         _nothing(t("This journal cannot be simulated"), recorded, t("Open another one."))
         return
     settings = viewer.selection("whatif", form.from_address) or {}
-    limit = viewer.selection("first", natural) or 0
+    stretch = Stretch(
+        viewer.selection("first", natural) or 0, viewer.selection("from", seconds), viewer.selection("to", seconds)
+    )
     left, right = st.columns([1, 2.6], gap="large")
     with left:
-        _form(viewer, journal, recorded, settings, limit)
+        _form(viewer, journal, recorded, settings, stretch)
     with right:
-        _answer(viewer, Ask.of(journal, settings, limit or None))
+        _answer(viewer, Ask.of(journal, settings, stretch.limit or None, stretch.window))
 
 
 def _journal(viewer: Viewer, look: Look) -> Path | None:
@@ -87,11 +89,12 @@ def _nothing(title: str, what: str, advice: str) -> None:
 # -- the form ------------------------------------------------------------------------------------------------------
 
 
-def _form(viewer: Viewer, journal: Path, recorded: Recorded, settings: dict[str, str], limit: int) -> None:
+def _form(viewer: Viewer, journal: Path, recorded: Recorded, settings: dict[str, str], stretch: Stretch) -> None:
     now = form.present(recorded)
     values = form.values_of(settings, recorded)
+    limit = stretch.limit
     # Another journal, or another link, begins with its own values: a widget keeps what it was first told.
-    mine = f"{crc32(f'{journal}{sorted(settings.items())}{limit}'.encode()):08x}"
+    mine = f"{crc32(f'{journal}{sorted(settings.items())}{stretch}'.encode()):08x}"
     st.subheader(t("Other settings"), anchor=False)
     st.caption(
         t("The values are those of the recorded run. Change some, and it is simulated with both."),
@@ -108,6 +111,19 @@ def _form(viewer: Viewer, journal: Path, recorded: Recorded, settings: dict[str,
             format_func=said.__getitem__,
             key=f"{mine}_limit",
         )
+        begins, ends = st.columns(2)
+        at = _standing_at_s(viewer)
+        with begins:
+            st.number_input(
+                t("that came from (s)"),
+                min_value=0.0,
+                value=stretch.from_s,
+                key=f"{mine}_from",
+                placeholder=t("start"),
+                help=None if at is None else t("The recording stands at {at} s.", at=f"{at:.1f}"),
+            )
+        with ends:
+            st.number_input(t("until (s)"), min_value=0.0, value=stretch.to_s, key=f"{mine}_to", placeholder=t("end"))
         st.form_submit_button(
             t("Compare"),
             key="whatif_compare",
@@ -116,6 +132,12 @@ def _form(viewer: Viewer, journal: Path, recorded: Recorded, settings: dict[str,
             args=(viewer, journal, now, mine),
             width="stretch",
         )
+
+
+def _standing_at_s(viewer: Viewer) -> float | None:
+    """Second of the run at which the bar of a recording stands."""
+    moment = None if viewer.recording is None else viewer.recording.moment(viewer.at)
+    return None if moment is None else moment.at_s
 
 
 def _field(offer: Offer, value: Any, key: str) -> None:
@@ -136,11 +158,21 @@ def _begin(viewer: Viewer, journal: Path, now: dict[str, Any], mine: str) -> Non
         if chosen[offer.name] is None and not offer.no_limit:
             chosen[offer.name] = now[offer.name]
     settings = form.differing(now, chosen)
-    limit = int(st.session_state[f"{mine}_limit"])
-    viewer.select_all({"whatif": form.to_address(settings), "first": limit or None})
-    st.session_state[_FAULT] = None if settings else t("Nothing was changed: both runs would be the same.")
-    if settings:
-        _start(Ask.of(journal, settings, limit or None))
+    stretch = Stretch(*(st.session_state[f"{mine}_{name}"] for name in ("limit", "from", "to")))
+    viewer.select_all(
+        {
+            "whatif": form.to_address(settings),
+            "first": stretch.limit or None,
+            "from": stretch.from_s,
+            "to": stretch.to_s,
+        }
+    )
+    fault = None if settings else t("Nothing was changed: both runs would be the same.")
+    if stretch.from_s is not None and stretch.to_s is not None and stretch.to_s <= stretch.from_s:
+        fault = t("No request comes between these seconds: the end is not after the start.")
+    st.session_state[_FAULT] = fault
+    if fault is None:
+        _start(Ask.of(journal, settings, stretch.limit or None, stretch.window))
 
 
 def _start(ask: Ask) -> None:

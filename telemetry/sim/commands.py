@@ -94,6 +94,10 @@ class WhatifCommand(SubCommand):
     """A setting to change, as scheduler.chunked_prefill_size=256 or chunked_prefill_size=256; several times."""
     limit: int | None = Field(None, ge=1, le=_MOST)
     """Compare the first so many requests only."""
+    from_s: float | None = Field(None, ge=0)
+    """Only requests that came from this second of the run on; the engine begins without those before."""
+    to_s: float | None = Field(None, gt=0)
+    """Only requests that came before this second of the run."""
     cost: str | None = None
     """Cost model: a preset or a file. Unset: fitted from the journal's own steps."""
     seed: int = Field(0, ge=0)
@@ -115,6 +119,8 @@ class WhatifCommand(SubCommand):
     def _changes_something(self) -> WhatifCommand:
         if not self.set:
             raise ValueError("nothing to compare: --set name=value says what would have been different")
+        if self.from_s is not None and self.to_s is not None and self.to_s <= self.from_s:
+            raise ValueError(f"to_s={self.to_s:g} is not after from_s={self.from_s:g}: no request comes between them")
         return self
 
 

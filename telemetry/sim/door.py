@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from telemetry.journal import JournalError
 from telemetry.journal_reader import JournalReader
+from telemetry.sim.journal_workload import Window
 from telemetry.sim.progress import LINE_PREFIX
 from telemetry.sim.whatif_result import WHATIF_VERSION, WhatifResult
 
@@ -44,16 +45,21 @@ class Busy(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is to be compared: a journal, the settings to change, and at most how many requests. Hashable, as a key."""
+    """What is to be compared: a journal, the settings to change, at most how many requests, and those of which seconds
+    of the run. Hashable, as a key.
+    """
 
     journal: Path
     settings: tuple[tuple[str, str], ...]
     limit: int | None = None
+    window: Window = (None, None)
 
     @classmethod
-    def of(cls, journal: Path, settings: Mapping[str, str], limit: int | None = None) -> Ask:
+    def of(
+        cls, journal: Path, settings: Mapping[str, str], limit: int | None = None, window: Window = (None, None)
+    ) -> Ask:
         """From settings by name, in whatever order."""
-        return cls(journal, tuple(sorted(settings.items())), limit)
+        return cls(journal, tuple(sorted(settings.items())), limit, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +255,8 @@ def _words(ask: Ask, folder: Path, memory_mib: int) -> list[str]:
     words += ["--memory-mib", str(memory_mib), "--niceness", str(_NICENESS), "--write-journals", str(folder)]
     words += [word for name, value in ask.settings for word in ("--set", f"{name}={value}")]
     words += [] if ask.limit is None else ["--limit", str(ask.limit)]
+    bounds = zip(("--from-s", "--to-s"), ask.window, strict=True)
+    words += [word for name, bound in bounds if bound is not None for word in (name, str(bound))]
     return [*words, "--", str(ask.journal)]
 
 

@@ -200,16 +200,22 @@ class _Open:
         self.is_over = False
 
 
+#: Seconds of the engine's life, (from, to): from there on, and before that. None: no such bound.
+Window = tuple[float | None, float | None]
+
+
 class JournalWorkload:
     """The requests of the journal, or of the tables, at `path`.
 
     limit        at most so many requests
+    window       only those that came in these seconds of the run, (from, to); the engine begins without the others
     unfinished   after a reading: requests whose end is not in the journal; they end where the record does
     missing      after a reading: events that the journal lacks; requests may be among them
     """
 
-    def __init__(self, path: Path, *, limit: int | None = None) -> None:
+    def __init__(self, path: Path, *, limit: int | None = None, window: Window = (None, None)) -> None:
         self.path = path
+        self._window = window
         self._recording = recording_of(path)
         self.name = self._recording.name
         self.notes = self._recording.notes
@@ -219,7 +225,10 @@ class JournalWorkload:
         self._limit = limit
 
     def total(self) -> int:
-        found = self._recording.arrivals()
+        if self._window == (None, None):
+            found = self._recording.arrivals()
+        else:
+            found = sum(isinstance(event, RequestArrived) and self._is_in(event) for event in self._recording.events())
         return found if self._limit is None else min(found, self._limit)
 
     def asks(self) -> Iterator[Ask]:
@@ -232,7 +241,7 @@ class JournalWorkload:
             match event:
                 case Missing():
                     self.missing += event.missing
-                case RequestArrived() if taken != self._limit:
+                case RequestArrived() if taken != self._limit and self._is_in(event):
                     taken += 1
                     _believable_arrival(self.path, event)
                     opened = _Open(event)
@@ -254,6 +263,11 @@ class JournalWorkload:
         self.unfinished = sum(not each.is_over and each not in over for each in line)
         for opened in line:
             yield self._ask(opened)
+
+    def _is_in(self, arrived: RequestArrived) -> bool:
+        came_s = self._since_start(min(arrived.accepted_ns or arrived.t_ns, arrived.t_ns)) / 1e9
+        begins, ends = self._window
+        return (begins is None or came_s >= begins) and (ends is None or came_s < ends)
 
     def _completed(self, event: StepCompleted, live: dict[str, _Open], over: list[_Open]) -> None:
         """The last token of a request is told after its end."""

@@ -13,14 +13,13 @@ from engine.config import EngineConfig
 from engine.events import FanOut
 from invariants.checker import InvariantChecker
 from telemetry.journal import JournalError, JournalSink
-from telemetry.journal_reader import JournalReader
 from telemetry.settings import UsageError
 from telemetry.sim.arrivals import OpenLoop
 from telemetry.sim.commands import WhatifCommand
 from telemetry.sim.cost_fit import StepSamples, fit
 from telemetry.sim.cost_model import CostError, CostModel, Estimator, load_cost
 from telemetry.sim.differences import Differences
-from telemetry.sim.journal_workload import JournalWorkload, Missing, Recorded, read_events
+from telemetry.sim.journal_workload import JournalWorkload, Missing, Recorded, recording_of
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Measure, Served
 from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
@@ -82,7 +81,7 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     """The whole comparison. Raises UsageError, JournalError or CostError."""
     began = time.monotonic()
     settings = parse_settings(command.set)
-    workload = JournalWorkload(command.journal, limit=command.limit)
+    workload = JournalWorkload(command.journal, limit=command.limit, window=(command.from_s, command.to_s))
     recorded = workload.recorded
     config = changed(recorded.raw_config, settings)
     pages = pages_of(config, was=recorded.config, was_pages=recorded.started.num_pages, settings=settings)
@@ -97,7 +96,8 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     after = _side(command, "after", config, pages, cost, version)
     total = workload.total()
     if not total:
-        raise JournalError(f"{command.journal}: no request arrived in this run; there is nothing to compare")
+        when = "in this run" if (command.from_s, command.to_s) == (None, None) else "in these seconds"
+        raise JournalError(f"{command.journal}: no request arrived {when}; there is nothing to compare")
     differences = _run(before, after, progress, total)
     paired = Paired(before.served, after.served)
     progress.phase("comparing", 0)
@@ -131,14 +131,22 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
         journal_before=_written(before),
         journal_after=_written(after),
         wall_s=round(time.monotonic() - began, 2),
-        notes=tuple(_notes(before, after, [*same, *page_notes(config, recorded.started.page_size)])),
+        notes=tuple(_notes(before, after, [*same, *_own_notes(command, config, recorded)])),
     )
+
+
+def _own_notes(command: WhatifCommand, config: EngineConfig, recorded: Recorded) -> list[str]:
+    notes = page_notes(config, recorded.started.page_size)
+    if not command.from_s:
+        return [*notes]
+    empty = f"both runs begin at {command.from_s:g} s with an empty engine: who waited or ran then is not in them"
+    return [empty, *notes]
 
 
 def _side(command: WhatifCommand, name: str, config: EngineConfig, pages: int, cost: CostModel, version: str) -> Side:
     folder = command.write_journals
     journal = journal_sink(folder / name) if folder is not None else None
-    workload = JournalWorkload(command.journal, limit=command.limit)
+    workload = JournalWorkload(command.journal, limit=command.limit, window=(command.from_s, command.to_s))
     return Side(with_pages(config, pages), pages, workload, cost, journal, version)
 
 
@@ -151,7 +159,7 @@ def recorded_run(path: Path) -> tuple[dict[str, Served], StepSamples]:
         happened[served.rid] = served
 
     measure = Measure(ended)
-    for event in read_events(JournalReader(path)):
+    for event in recording_of(path).events():
         if not isinstance(event, Missing):
             measure.emit(event)
             samples.emit(event)

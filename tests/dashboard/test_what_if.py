@@ -114,6 +114,24 @@ def test_a_smaller_chunk_is_compared_told_and_linked(page: Open) -> None:
     assert linked.session_state["selected"]["source"] == "what if, before"
 
 
+def test_a_stretch_of_the_run_is_compared_alone_and_stands_in_the_address(page: Open) -> None:
+    at = page()
+    field(at, "number_input", "scheduler.chunked_prefill_size").set_value(128)
+    field(at, "number_input", "from").set_value(0.2)
+    field(at, "number_input", "to").set_value(0.1)
+    at.button(key="whatif_compare").click().run()
+    assert "No request comes between these seconds" in at.warning[0].value
+    field(at, "number_input", "to").set_value(0.6)
+    at.button(key="whatif_compare").click().run()
+    selected = at.session_state["selected"]
+    assert (selected["from"], selected["to"]) == ("0.2", "0.6")
+    assert "both runs begin at 0.2 s with an empty engine" in said(answered(at)) + captions(at)
+
+
+def captions(at: AppTest) -> str:
+    return "\n".join(each.value for each in at.caption)
+
+
 def test_settings_that_contradict_each_other_are_told(page: Open) -> None:
     at = page()
     field(at, "number_input", "cache.page_size").set_value(512)

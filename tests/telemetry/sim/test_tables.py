@@ -47,6 +47,18 @@ def test_tables_give_the_requests_that_the_journal_gives(recorded: tuple[Path, P
     assert len(list(JournalWorkload(recorded[1], limit=7).asks())) == 7
 
 
+def test_a_window_takes_the_requests_that_came_in_it(recorded: tuple[Path, Path]) -> None:
+    for path in recorded:
+        every = list(JournalWorkload(path).asks())
+        begins, ends = every[3].arrival_ns / 1e9, every[9].arrival_ns / 1e9
+        inside = [ask.rid for ask in every if begins <= ask.arrival_ns / 1e9 < ends]
+        workload = JournalWorkload(path, window=(begins, ends))
+        assert [ask.rid for ask in workload.asks()] == inside
+        assert workload.total() == len(inside) >= 5
+        assert JournalWorkload(path, window=(None, ends), limit=4).total() == 4
+        assert list(JournalWorkload(path, window=(1e6, None)).asks()) == []
+
+
 def test_tables_give_the_costs_that_the_journal_gives(recorded: tuple[Path, Path]) -> None:
     journal, tables = (fit_journal(path) for path in recorded)
     assert (tables.forward, tables.host, tables.held_out) == (journal.forward, journal.host, journal.held_out)
