@@ -272,7 +272,7 @@ class Root(BaseSettings):
       admitscope check JOURNAL            whether every law of the engine held in that run
       admitscope export --perfetto run.json JOURNAL      that run in a trace viewer
       admitscope whatif JOURNAL --set chunked_prefill_size=256     what that setting would have done with that run
-      admitscope tune JOURNAL --objective ttft_p99       which settings would have served it better, and how sure that is
+      admitscope tune JOURNAL --objective ttft_p99       which settings would have served it better, how surely
       admitscope lesson four-requests     admission explained, one decision at a time; no model, no server
 
     `admitscope COMMAND --help` teaches each one; `admitscope --version` names this build.
