@@ -125,6 +125,11 @@ class InvariantChecker:
             if time_ns is not None:
                 self.ns_by_tier[1] += time_ns() - began
 
+    def note_loss(self) -> None:
+        """Events were lost before what comes next, even if no later event has shown the gap yet. Before an audit."""
+        if not self.is_blind:
+            self._go_blind()
+
     def audit(self, snapshot: SchedulerSnapshot) -> bool:
         """Recount a whole snapshot, taken between steps, and compare it with itself and with the books (tier 2).
 

@@ -56,6 +56,8 @@ class Auditor:
         self._spans = spans
         self._behind = behind
         self._lives_from = 0
+        #: A snapshot waits for the thread that judges.
+        self._is_under_way = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="admitscope-audit", daemon=True)
 
@@ -72,12 +74,22 @@ class Auditor:
 
     def audit(self) -> None:
         """One audit. Called on the engine's thread, where the snapshot is taken; judged where the checker is fed."""
+        if self._is_under_way:
+            return  # a worker that stands must not be handed one snapshot after another
         self._audited_steps = self._engine.steps_done
         snapshot = self._engine.snapshot(order_from=self._order_from)
         if self._behind is None:
             self._judge(snapshot)
-        else:
-            self._behind(partial(self._judge, snapshot))
+            return
+        self._is_under_way = True
+        self._behind(partial(self._judge_behind, snapshot, self._checker.lost()))
+
+    def _judge_behind(self, snapshot: SchedulerSnapshot, lost: int) -> None:
+        """`lost`: events that had been lost when the snapshot was taken; the gap may not have shown yet."""
+        self._is_under_way = False
+        if lost:
+            self._checker.note_loss()
+        self._judge(snapshot)
 
     def _judge(self, snapshot: SchedulerSnapshot) -> None:
         sampled = self._checker.audits_by_part[AuditPart.ORDER]
@@ -100,6 +112,8 @@ class Auditor:
         if metrics is None:
             return
         if self._behind is not None:
+            if self._checker.is_blind:
+                return  # metrics missed what the checker missed
             metrics.flush()  # on the thread that feeds it, which has come as far as the snapshot
         elif not metrics.catch_up():
             return  # what is shown is not of this moment: there is nothing to compare

@@ -15,6 +15,7 @@ choice of channels). bench/accuracy.py prints what each mode costs.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final, Literal
 
 import torch
@@ -36,7 +37,7 @@ class QuantizedLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, two_rows: bool) -> None:
         """`weight` [out, in] and `bias` [out] are float; `two_rows`: see `int8`.
 
-        Raises ConfigError when this build of torch has no int8 layers for this processor.
+        Raises ConfigError when this build of torch has no int8 layers, or this processor none that are exact.
         """
         scales = (weight.float().abs().amax(1) / _MOST).clamp_min_(torch.finfo(torch.float32).tiny)
         quantized = (weight.float() / scales[:, None]).round_().to(torch.int8)
@@ -82,11 +83,36 @@ class QuantizedLinear:
 def _pack(weight: torch.Tensor) -> tuple[Any, Any]:
     """[out, in] int8 in oneDNN's layout, and what multiplies by it: neither is a public interface of torch."""
     try:
-        packed = torch.ops.onednn.qlinear_prepack(weight, None)
         multiply = torch.ops.onednn.qlinear_pointwise.default
+        packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        is_exact = _sums_are_exact()
     except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:  # each: this build lacks it
         raise ConfigError(
             "executor.quantization=int8 needs the int8 layers of oneDNN, which this build of torch lacks "
             f"({type(error).__name__}): use executor.quantization=none"
         ) from error
+    if not is_exact:
+        raise ConfigError(
+            "executor.quantization=int8 needs a processor that sums int8 products exactly (AVX512, AVX-VNNI); on this "
+            "one oneDNN's layers lose what overflows 16 bits: use executor.quantization=none"
+        )
     return packed, multiply
+
+
+@cache
+def _sums_are_exact() -> bool:
+    """Whether the largest products add up: before VNNI, two are summed in 16 bits, and what overflows is lost."""
+    for rows, inner, out in ((1, 129, 16), (5, 2048, 512)):
+        x, weight = (
+            torch.full((rows, inner), _MOST, dtype=torch.int8),
+            torch.full((out, inner), _MOST, dtype=torch.int8),
+        )
+        ones, zeros = torch.ones(out), torch.zeros(out, dtype=torch.int64)
+        packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        for sign in (1, -1):
+            y = torch.ops.onednn.qlinear_pointwise.default(
+                x * sign, 1.0, 0, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            )
+            if not bool((y == sign * inner * _MOST**2).all()):
+                return False
+    return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from engine.events import AnyEvent, RecordingSink
 from engine.llm_engine import EngineRequest
 from engine.sampling_params import SamplingParams
 from invariants import InvariantChecker
+from telemetry.auditor import Auditor
 from telemetry.buffered import BufferedSink
 from telemetry.launch import Instance, build_instance
 from telemetry.settings import ServeCommand
@@ -30,6 +32,16 @@ def run_events(steps: int = 12) -> tuple[CoreRun, list[AnyEvent]]:
     for _ in range(steps):
         run.step()
     return run, sink.events
+
+
+class Held:
+    """A listener that stands until `gate` opens."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+
+    def emit(self, event: AnyEvent) -> None:
+        assert self._gate.wait(30)
 
 
 # --- work in between ------------------------------------------------------------------------------------------------
@@ -137,12 +149,7 @@ def test_a_queue_that_overflows_blinds_the_checker_behind_it() -> None:
     _, events = run_events()
     checker = InvariantChecker(on_violation="record")
     gate = threading.Event()
-
-    class Holding:
-        def emit(self, event: AnyEvent) -> None:
-            assert gate.wait(30)
-
-    sink = SharedSink([("metrics", Holding()), ("checker", checker)], capacity=16)
+    sink = SharedSink([("metrics", Held(gate)), ("checker", checker)], capacity=16)
     checker.lost = lambda: sink.dropped
     for event in events:
         sink.emit(event)
@@ -154,6 +161,46 @@ def test_a_queue_that_overflows_blinds_the_checker_behind_it() -> None:
     assert checker.is_blind
     assert checker.total_violations == 0
     assert next(stats.dropped for stats in sink.stats() if stats.component == "checker") == sink.dropped
+
+
+def audited(run: CoreRun, sink: SharedSink, checker: InvariantChecker) -> Auditor:
+    """An auditor of `run` whose checker `sink` feeds. It is asked by hand, so it needs no engine thread."""
+    engine = SimpleNamespace(steps_done=1, snapshot=lambda order_from: run.scheduler.snapshot())
+    return Auditor(cast("Any", engine), cast("Any", None), checker, period_s=None, behind=sink.call)
+
+
+def test_an_audit_after_a_loss_that_no_event_has_shown_yet_accuses_nobody() -> None:
+    run, events = run_events()
+    checker, gate = InvariantChecker(on_violation="record"), threading.Event()
+    sink = SharedSink([("metrics", Held(gate)), ("checker", checker)], capacity=len(events) - 6)
+    checker.lost = lambda: sink.dropped
+    for event in events:
+        sink.emit(event)
+    assert sink.dropped > 0
+    audited(run, sink, checker).audit()
+    gate.set()
+    assert sink.close()
+    assert checker.is_blind
+    assert checker.audits == 1
+    assert checker.total_violations == 0
+
+
+def test_a_worker_that_stands_holds_one_snapshot_at_most() -> None:
+    run, _ = run_events()
+    checker, gate = InvariantChecker(on_violation="record"), threading.Event()
+    sink = SharedSink([("metrics", Held(gate)), ("checker", checker)])
+    for event in run_events()[1]:
+        sink.emit(event)
+    auditor = audited(run, sink, checker)
+    for _ in range(50):
+        auditor.audit()
+    gate.set()
+    assert sink.flush(30)
+    assert checker.audits == 1
+    auditor.audit()
+    assert sink.close()
+    assert checker.audits == 2, "the next one is made as before"
+    assert checker.total_violations == 0
 
 
 # --- the composition root -------------------------------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -145,6 +149,17 @@ def test_a_build_without_int8_layers_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(quantized.torch, "ops", Without())
     with pytest.raises(ConfigError, match=r"executor\.quantization=int8 .* lacks \(AttributeError\)"):
         QuantizedLinear(torch.ones(4, 8), two_rows=True)
+
+
+def test_a_processor_that_loses_sums_is_refused() -> None:
+    """oneDNN with the instructions of before VNNI, in a process of its own: it reads the limit once."""
+    code = (
+        "import torch\nfrom engine.errors import ConfigError\nfrom engine.models.quantized import QuantizedLinear\n"
+        "try:\n    QuantizedLinear(torch.ones(4, 8), two_rows=True)\nexcept ConfigError as error:\n    print(error)"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "sums int8 products exactly" in told.stdout
 
 
 def test_the_setting_is_checked() -> None:
