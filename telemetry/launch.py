@@ -70,6 +70,10 @@ class Instance:
     def close(self) -> bool:
         """After the engine thread has ended: write what waits, give memory back. False: a file lacks some of it."""
         is_whole = self.listeners.close()
+        if self.engine_thread.is_alive:
+            # Its step outlasts every limit of a stop: the files lack the ends behind it, and its memory is in use.
+            _log.error("the last step did not end in time: requests that were in it have no end in the journal")
+            return False
         self.executor.close()
         return is_whole
 

@@ -33,8 +33,12 @@ _T = TypeVar("_T")
 _IDLE_S: Final = 0.25
 #: Pause after a step that did nothing although requests wait, so that a stuck engine does not burn a core.
 _NO_PROGRESS_S: Final = 0.005
-#: Time that an engine gets after its drain deadline to hand out the ends of aborted requests.
+#: Time that an engine gets, once it has aborted what was live at its drain deadline, to hand out the ends.
 _ABORT_GRACE_NS: Final = 5_000_000_000
+#: Time that it gets after the deadline to begin with that; then the event loop answers for it.
+_SILENCE_S: Final = 0.25
+#: How long a stop waits, past the deadline, for the step under way: only behind it can the ends be recorded.
+_LAST_STEP_S: Final = 30.0
 
 
 class EngineThread:
@@ -72,7 +76,7 @@ class EngineThread:
         self._fresh = 0  # requests added since the last step: no pass has looked at them yet
         self._step_again = False
         self._deadline_ns: int | None = None
-        self._aborted_all = False
+        self._aborted_ns: int | None = None  # when what was live at the deadline was aborted
         self._progress_ns = self._last_token_ns = self._clock.now_ns()
         self._last_token_ns = 0
         self._work_seen = -1
@@ -94,6 +98,11 @@ class EngineThread:
     def turns_away(self) -> bool:
         """May a request that was accepted be refused while it waits?"""
         return self._limits.turns_away
+
+    @property
+    def is_alive(self) -> bool:
+        """The thread runs: the engine is its own."""
+        return self._thread.is_alive()
 
     @property
     def open_replies(self) -> int:
@@ -148,16 +157,20 @@ class EngineThread:
         return await asyncio.wrap_future(self.call(self._engine.snapshot))
 
     def begin_shutdown(self, drain_s: float) -> None:
-        """Refuse new requests; live ones may run for `drain_s` seconds, then they are aborted. Returns at once."""
+        """Refuse new requests; live ones may run for `drain_s` seconds, then they are aborted. Returns at once.
+
+        Then every reply ends, be the engine in a step or not; in a step it aborts the requests behind that step.
+        """
         if self._refusing is None:
-            self._refusing = RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down")
+            self._refusing = _shutting_down()
         self._mailbox.post(Shutdown(self._clock.now_ns() + round(drain_s * 1e9)))
+        self._post(self._answer_later, drain_s + _SILENCE_S)
 
     async def stop(self, drain_s: float) -> None:
         """Shut down and wait for the thread; afterwards every reply has ended."""
         self.begin_shutdown(drain_s)
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, drain_s + 2 * _ABORT_GRACE_NS / 1e9)
+            await asyncio.to_thread(self._thread.join, drain_s + _ABORT_GRACE_NS / 1e9 + _LAST_STEP_S)
         self._end_all(EngineDead("the engine thread did not end in time"), FinishReason.ABORT, "shutting_down")
 
     def _dispatch(self, outputs: list[TokenOutput]) -> None:
@@ -167,6 +180,15 @@ class EngineThread:
                 reply.deliver(output)
                 if output.finish is not None:
                     del self._replies[output.rid]
+
+    def _answer_later(self, wait_s: float) -> None:
+        asyncio.get_running_loop().call_later(wait_s, self._answer_for_the_engine)
+
+    def _answer_for_the_engine(self) -> None:
+        """The drain is over, and the engine is in a step that may take longer than anybody waits."""
+        # First the aborts: the record of a response follows the end of its request.
+        self.abort(tuple(self._replies), "shutting_down")
+        self._end_all(_shutting_down(), FinishReason.ABORT, "shutting_down")
 
     def _end_all(self, error: Exception, finish: FinishReason, detail: str) -> None:
         self._refusing = self._refusing or error
@@ -188,7 +210,7 @@ class EngineThread:
                 else:
                     self._progress_ns = self._clock.now_ns()
                 self.status = self._status()
-            self._leave(RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), "")
+            self._leave(_shutting_down(), "")
         except BaseException as error:  # whatever broke, an exit included: every client must still get its end
             _log.exception("the engine stopped", extra={"step": self._engine.steps_done})
             dead = _in_words(error)
@@ -244,7 +266,7 @@ class EngineThread:
         else:
             for rid in added:
                 self._step_again |= self._engine.abort_request(rid, "a request of the same call was refused")
-        self._post(_settle, message.reply, refusal)
+        self._post(message.reply.settle, refusal)
 
     def _refusal(self, requests: Sequence[EngineRequest]) -> tuple[RequestRefused | None, Sequence[str]]:
         """Why these requests cannot be taken, or None; then also who has to leave the queue for them.
@@ -253,7 +275,7 @@ class EngineThread:
         has looked at yet do not count while there is a row for them, unless older ones wait although rows are free.
         """
         if self._deadline_ns is not None:
-            return RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down"), ()
+            return _shutting_down(), ()
         held, count = len(self._siblings), len(requests)
         waiting, fresh = self._engine.num_waiting + held, self._fresh + held
         free_rows = 0 if waiting > fresh else max(0, self._max_running - self._engine.num_running)
@@ -308,9 +330,10 @@ class EngineThread:
             self._step_again |= self._engine.abort_request(rid, detail)
 
     def _enforce_deadline(self) -> None:
-        if self._deadline_ns is None or self._aborted_all or self._clock.now_ns() < self._deadline_ns:
+        now_ns = self._clock.now_ns()
+        if self._deadline_ns is None or self._aborted_ns is not None or now_ns < self._deadline_ns:
             return
-        self._aborted_all = True
+        self._aborted_ns = now_ns
         for rid in sorted(self._live):
             self._abort(rid, "shutting_down")
 
@@ -318,7 +341,8 @@ class EngineThread:
         """True when a shutdown was asked for and nothing is left to do, or time is up."""
         if self._deadline_ns is None:
             return False
-        overdue = self._clock.now_ns() > self._deadline_ns + _ABORT_GRACE_NS
+        # From the aborts, not from the deadline: a step may have lasted over both, and its requests need their ends.
+        overdue = self._aborted_ns is not None and self._clock.now_ns() > self._aborted_ns + _ABORT_GRACE_NS
         return overdue or not (self._engine.has_work or self._step_again)
 
     def _leave(self, error: Exception, dead: str) -> None:
@@ -364,17 +388,11 @@ def _end(rid: str, finish: FinishReason, detail: str) -> TokenOutput:
     return TokenOutput(rid=rid, token_id=None, output_index=0, finish=finish, detail=detail)
 
 
+def _shutting_down() -> RequestRefused:
+    return RequestRefused(RefusalCause.SHUTTING_DOWN, "the server is shutting down")
+
+
 def _in_words(error: BaseException) -> str:
     """For clients and probes: the text of our own errors, only the kind of others, which may quote anything."""
     kind = type(error).__name__
     return f"{kind}: {error}"[:200] if isinstance(error, AdmitscopeError) else kind
-
-
-def _settle(reply: Reply, refusal: RequestRefused | None) -> None:
-    """On the event loop: tell the submitter. A submitter that was cancelled meanwhile does not listen."""
-    if reply.accepted.done():
-        return
-    if refusal is None:
-        reply.accepted.set_result(None)
-    else:
-        reply.accepted.set_exception(refusal)

@@ -23,6 +23,15 @@ class Reply:
         """Requests that have had no end yet."""
         return tuple(self._live)
 
+    def settle(self, refusal: Exception | None) -> None:
+        """Tell the submitter whether the engine has taken its requests. One that was cancelled does not listen."""
+        if self.accepted.done():
+            return
+        if refusal is None:
+            self.accepted.set_result(None)
+        else:
+            self.accepted.set_exception(refusal)
+
     def deliver(self, output: TokenOutput) -> None:
         """Take one output; anything after a request's end is dropped, so an end cannot come twice."""
         if output.rid not in self._live:

@@ -8,6 +8,7 @@ signal ends what still runs; a third one ends the process.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import socket
 from types import FrameType
@@ -22,6 +23,8 @@ from engine.server.engine_thread import EngineThread
 
 #: Beyond the drain: time for ends to reach their clients.
 _FLUSH_S = 5
+#: The part of it that is left for tasks to end by themselves once connections that still stand have been cut.
+_CUT_S = 1
 #: The same after a second signal.
 _HURRIED_FLUSH_S = 1
 
@@ -46,6 +49,8 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain or abort, close connections, then stop the application."""
         self._engine_thread.begin_shutdown(self._drain_s)
+        # Who has not taken its end by then never will. Cut, a response ends in order; uvicorn would cancel it.
+        asyncio.get_running_loop().call_later(self._drain_s + _FLUSH_S - _CUT_S, self._cut)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -84,7 +89,7 @@ def build_server(app: FastAPI, config: ServerConfig, engine_thread: EngineThread
         access_log=False,  # paths are counted, not logged
         server_header=False,
         timeout_keep_alive=config.keep_alive_s,
-        timeout_graceful_shutdown=round(config.drain_timeout_s) + _FLUSH_S,
+        timeout_graceful_shutdown=math.ceil(config.drain_timeout_s) + _FLUSH_S,
         # A queue is bounded by max_queued_requests; the listen backlog only has to hold a burst of connects.
         backlog=2048,
         lifespan="on",

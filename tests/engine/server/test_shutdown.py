@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 from typing import Any
 
@@ -10,8 +12,16 @@ import httpx
 import openai
 import pytest
 
+from engine.clock import MonotonicClock
+from engine.config import CacheConfig, EngineConfig, ExecutorConfig
+from engine.events import RecordingSink, RequestTransitioned
+from engine.llm_engine import EngineRequest, LLMEngine
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
+from engine.server.engine_thread import EngineThread
 from tests.engine.server.live import DEADLINE_S, GatedExecutor, until
 
+SHORT = {"drain_timeout_s": 0.1}
 BODY = {"model": "simulated", "prompt": "p", "ignore_eos": True}
 
 
@@ -84,3 +94,82 @@ def test_nothing_new_is_taken_while_draining(serve: Any) -> None:
     thread.join(DEADLINE_S)
     assert results[0].status_code == 200
     until(lambda: live.http.get("/ready").json()["status"] == "stopped", "the end of the thread")
+
+
+def test_a_step_that_outlasts_the_drain_keeps_no_client_waiting_and_no_request_without_an_end(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = serve(make_executor=GatedExecutor, scheduler={"max_running_requests": 2}, server=SHORT, step_ms=5)
+    results: list[httpx.Response] = []
+    threads = [ask(live, results, max_tokens=1900, stream=stream) for stream in (True, True, True, False)]
+    until(lambda: live.thread.status.waiting == live.thread.status.running == 2, "two of four are served")
+    live.executor.gate.clear()
+    until(lambda: live.thread.status.in_step, "a step that lasts")
+    live.begin_stop()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert live.thread.status.in_step, "answered while the step goes on"
+    streams = [response.text for response in results if response.status_code == 200]
+    assert len(streams) == 3
+    for text in streams:
+        assert '"code":"aborted"' in text
+        assert text.endswith("data: [DONE]\n\n")
+    assert [r.json()["error"]["code"] for r in results if r.status_code == 503] == ["aborted"]
+    live.executor.gate.set()
+    until(lambda: live.thread.status.stopped, "the end of the thread")
+    ends = [e.rid for e in live.sink.events if isinstance(e, RequestTransitioned) and e.target == "finished"]
+    assert len(ends) == len(set(ends)) == 4
+    assert live.checker.total_violations == 0
+    assert not caplog.records
+
+
+def test_a_step_that_outlasts_the_grace_too_is_followed_by_the_ends_of_its_requests() -> None:
+    """By the engine's clock, which jumps: the thread must not take the time for being over before it has aborted."""
+
+    class Clock(MonotonicClock):
+        ahead_ns = 0
+
+        def now_ns(self) -> int:
+            return super().now_ns() + self.ahead_ns
+
+    config = EngineConfig(executor=ExecutorConfig(kind="simulated"), cache=CacheConfig(num_pages=64))
+    clock, sink, executor = Clock(), RecordingSink(), GatedExecutor(config)
+    engine = LLMEngine(config, executor=executor, clock=clock, sink=sink)
+    thread = EngineThread(engine, max_queued_requests=4, max_running_requests=2, clock=clock)
+
+    async def scene() -> list[Any]:
+        thread.start(asyncio.get_running_loop())
+        executor.gate.clear()
+        params = SamplingParams(max_new_tokens=50, ignore_eos=True)
+        reply = await thread.submit([EngineRequest(rid=f"r{i}", prompt_ids=(40 + i,), params=params) for i in range(3)])
+        await asyncio.to_thread(until, lambda: executor.batches, "a step")
+        stop = asyncio.ensure_future(thread.stop(0.0))
+        await asyncio.sleep(0.01)
+        clock.ahead_ns = 60_000_000_000
+        executor.gate.set()
+        await stop
+        outputs = []
+        while batch := await reply.batch():
+            outputs += batch
+        return outputs
+
+    outputs = asyncio.run(scene())
+    assert sorted(output.rid for output in outputs if output.finish is FinishReason.ABORT) == ["r0", "r1", "r2"]
+    ends = [e.rid for e in sink.events if isinstance(e, RequestTransitioned) and e.target == "finished"]
+    assert sorted(ends) == ["r0", "r1", "r2"]
+
+
+def test_a_client_that_is_still_sending_is_cut_in_order(
+    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that left; nothing is cancelled under way."""
+    monkeypatch.setattr("engine.server.serve._FLUSH_S", 2)
+    live = serve(server=SHORT)
+    with socket.create_connection(("127.0.0.1", live.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        client.sendall(b"content-length: 1000\r\n\r\n{")  # a body that does not come
+        until(lambda: live.observer.received, "the request")
+        live.begin_stop()
+        until(lambda: live.thread.status.stopped, "the end of the thread")
+        live._runner.join(DEADLINE_S)
+    assert not caplog.records
