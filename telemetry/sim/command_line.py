@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,8 @@ from telemetry.sim.run import plan_of, simulate
 if TYPE_CHECKING:
     from telemetry.sim.plots import Watch
 
+#: As a shell tells of a command that Ctrl-C ended.
+INTERRUPTED: Final = 130
 _DRAWING: Final = ("altair", "vl_convert")
 
 
@@ -88,13 +91,17 @@ def run_whatif(command: WhatifCommand) -> int:
 
 
 def run_tune(command: TuneCommand) -> int:
-    """Search and print. 0, or 1 when a law broke."""
+    """Search and print. 0, 1 when a law broke, 130 when interrupted."""
     _need("optuna", *(_DRAWING if command.plot is not None else ()))
-    from telemetry.sim.tune import tune
+    from telemetry.sim.tune import Stopped, tune
     from telemetry.sim.tune_report import draw, show_tuned
 
-    with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
-        result = tune(command, progress, version=_version())
+    try:
+        with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
+            result = tune(command, progress, version=_version())
+    except Stopped as stopped:
+        print(f"admitscope: {stopped}", file=sys.stderr)
+        return INTERRUPTED
     if command.plot is not None:
         result = result.model_copy(update={"plot": str(draw(result, command.plot))})
     if command.json_output:

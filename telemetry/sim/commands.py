@@ -151,7 +151,8 @@ class TuneCommand(SubCommand):
     set: tuple[str, ...] = ()
     """A setting of the baseline and of every candidate, as num_pages=4096; several times."""
     trials: int = Field(40, ge=2, le=100_000)
-    """Configurations to simulate at most, the baseline among them."""
+    """Configurations to search, the baseline among them; then one for each change of the best, to see whether it can
+    be left out."""
     timeout_s: float = Field(300.0, gt=0, le=604_800)
     """Seconds after which no further configuration is tried."""
     seed: int = Field(0, ge=0, lt=2**32)

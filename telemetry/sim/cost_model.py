@@ -23,6 +23,8 @@ from engine.errors import AdmitscopeError
 DATA_DIR: Final = Path(__file__).parent / "data"
 _CUTS: Final = (8, 32, 128, 512)
 _SLACK: Final = 1.02
+#: A larger median error on steps that a fit did not see, and nothing is recommended by it.
+MOST_STEP_ERROR: Final = 0.30
 
 
 class CostError(AdmitscopeError):
@@ -107,6 +109,17 @@ class CostModel(BaseModel):
     @property
     def is_measured(self) -> bool:
         return bool(self.largest)
+
+    @property
+    def misfit(self) -> str:
+        """Why its times are not to be believed; "" where it fits, or was not fitted."""
+        held = self.held_out
+        if held is None or held.median <= MOST_STEP_ERROR:
+            return ""
+        return (
+            f"the cost model does not fit (median error of a step {held.median:.0%} on {held.steps:,} steps that it "
+            f"did not see; at most {MOST_STEP_ERROR:.0%} is believed)"
+        )
 
 
 class Cost(Protocol):

@@ -38,7 +38,7 @@ class Served:
     """One request that ended. Times in nanoseconds; `gaps` holds the bins of the times between its tokens.
 
     ttft_ns   None: it ended before its first token
-    is_whole  it ended by itself, not by a client that left or a failure
+    is_whole  it ended by itself, not by a client that left or a failure; of a simulated recording, in the record too
     """
 
     __slots__ = (

@@ -51,7 +51,7 @@ class CostUsed(Part):
     most_fitted: int | None
     """The most of it that was fitted."""
     note: str
-    """The same in words; empty when every step was within."""
+    """What is to be said of it in words: that it does not fit, what was beyond. Empty when there is nothing."""
 
 
 def digits(value: float | None) -> float | None:

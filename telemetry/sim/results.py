@@ -125,6 +125,7 @@ def cost_used(estimator: Estimator) -> CostUsed:
     note, most = outside_words(estimator), most_outside(estimator)
     if not model.is_measured:
         note = "the cost model was computed, not fitted to measurements: compare configurations, do not believe times"
+    note = "; ".join(part for part in (model.misfit, note) if part)
     return CostUsed(
         name=model.name,
         source=model.source,

@@ -40,6 +40,7 @@ class Plan:
     config, num_pages   of the simulated engine
     base, base_pages    as the journal has them; for a trace, the defaults
     journal             where the workload was recorded; None for a trace
+    known               ids of requests that ended by themselves in the record; others are not compared. None: all are
     """
 
     workload: Workload
@@ -53,6 +54,7 @@ class Plan:
     wall_ns: int = 0
     notes: list[str] = field(default_factory=list)
     journal: Path | None = None
+    known: frozenset[str] | None = None
 
 
 def plan_of(command: SimCommand) -> Plan:

@@ -36,6 +36,7 @@ class Trial:
     def __init__(self, plan: Plan, arrivals: Arrivals, *, cost: CostModel, is_checked: bool, version: str) -> None:
         self.config = plan.config
         self.served: dict[str, Served] = {}
+        self._known = plan.known
         self.measure = Measure(self._ended)
         self.estimator = Estimator(cost)
         self.checker = InvariantChecker(on_violation="record") if is_checked else None
@@ -80,6 +81,7 @@ class Trial:
         return {**figures_of(whole), THROUGHPUT: throughput(self), LONGEST_GAP: longest_gap(whole)}
 
     def _ended(self, served: Served) -> None:
+        served.is_whole = served.is_whole and (self._known is None or served.rid in self._known)
         self.served[served.rid] = served
 
 

@@ -27,10 +27,10 @@ from telemetry.sim.run import Plan, arrivals_of, gaps_of, plan_of
 from telemetry.sim.search import Place, Search, Tried
 from telemetry.sim.space import space_of
 from telemetry.sim.trial import OutOfTime, Trial
-from telemetry.sim.tune_result import Candidate, TuneResult
-from telemetry.sim.tune_words import command_of, sentence_of, told, verdict_of
+from telemetry.sim.tune_result import Candidate, TuneResult, Verdict
+from telemetry.sim.tune_words import command_of, sentence_of, stopped, told, verdict_of
 from telemetry.sim.whatif import recorded_run
-from telemetry.sim.whatif_figures import Paired, checks_of, is_compared, with_errors
+from telemetry.sim.whatif_figures import Paired, checks_of, ended_of, is_compared, with_errors
 from telemetry.sim.whatif_result import Compared, ModelCheck
 from telemetry.sim.workload import Ask, Workload
 
@@ -100,13 +100,19 @@ class Bench:
         return trial
 
 
+class Stopped(KeyboardInterrupt):
+    """Whoever waited had enough; says what had been tried."""
+
+
 def tune(command: TuneCommand, progress: Meter, *, version: str = "") -> TuneResult:
-    """The whole search. Raises UsageError, TraceError, JournalError or CostError."""
+    """The whole search. Raises UsageError, TraceError, JournalError or CostError; Stopped at an interrupt."""
     began = time.monotonic()
     objective, limits = objective_of(command.objective), limits_of(command.at_most)
     simulation = command.simulation()
     progress.phase("reading", 0)
     plan = plan_of(simulation)
+    happened = None if plan.journal is None else recorded_run(plan.journal)[0]
+    plan.known = None if happened is None else ended_of(happened)
     space = space_of(command.vary, plan.config, plan.cost.largest)
     source = plan.workload
     plan.workload = Held(source)
@@ -117,12 +123,15 @@ def tune(command: TuneCommand, progress: Meter, *, version: str = "") -> TuneRes
     progress.phase("trying", plan.workload.total() * min(command.trials, space.size))
     try:
         search.run()
+        searched = len(search.tried)
+        best = search.simpler()
     except OutOfTime:
         raise UsageError(
             f"--timeout-s {command.timeout_s:g} was over before the baseline was simulated: allow more, or try fewer "
             "requests with --limit"
         ) from None
-    best = search.simpler()
+    except KeyboardInterrupt:
+        raise Stopped(stopped(search)) from None
     base = bench.base
     if base is None:
         raise UsageError(f"the baseline cannot be simulated: {search.base.why_not}")
@@ -131,17 +140,19 @@ def tune(command: TuneCommand, progress: Meter, *, version: str = "") -> TuneRes
     if search.ended_by == "time":
         notes.append(f"--timeout-s {command.timeout_s:g} ended the search: another run may try more, and say otherwise")
     after = None if best is search.base else bench.again(best.settings)
-    answer = _Answer(command, search, base, best, after, _checks(command, plan, base))
-    return answer.result(plan.workload, tuple(notes), began)
+    checks = () if happened is None else _checks(command, happened, base, after)
+    answer = _Answer(command, search, base, best, after, checks, plan.cost.misfit)
+    return answer.result(plan.workload, tuple(notes), began, undone=len(search.tried) - searched)
 
 
-def _checks(command: TuneCommand, plan: Plan, base: Trial) -> tuple[ModelCheck, ...]:
-    """The recorded run beside the baseline, where the baseline is that run."""
+def _checks(
+    command: TuneCommand, happened: Mapping[str, Served], base: Trial, after: Trial | None
+) -> tuple[ModelCheck, ...]:
+    """The recorded run beside the baseline, where the baseline is that run, and all of it."""
     is_recorded = command.rate is None and command.concurrency is None and command.rate_scale == 1.0 and not command.set
-    if not is_recorded or plan.journal is None:
+    if not is_recorded or command.limit is not None:
         return ()
-    happened, _ = recorded_run(plan.journal)
-    return checks_of(happened, base.served)[0]
+    return checks_of(happened, base.served, None if after is None else after.served)[0]
 
 
 class _Answer:
@@ -155,7 +166,9 @@ class _Answer:
         best: Tried,
         after: Trial | None,
         checks: tuple[ModelCheck, ...],
+        misfit: str,
     ) -> None:
+        self.misfit = misfit
         self.search = search
         self.base = base
         self.best = best
@@ -170,11 +183,11 @@ class _Answer:
             self.compared = with_errors(rows, checks)
         self.row = next((one for one in self.compared if one.name == told(self.objective)), None)
 
-    def result(self, workload: Workload, notes: tuple[str, ...], began: float) -> TuneResult:
-        """All of it."""
+    def result(self, workload: Workload, notes: tuple[str, ...], began: float, *, undone: int) -> TuneResult:
+        """All of it. `undone`: how many were tried only to see which changes can be left out."""
         search, best, row, objective = self.search, self.best, self.row, self.objective
         dimensions, baseline = search.space.dimensions, search.base.figures
-        verdict = verdict_of(objective, row)
+        verdict: Verdict = "unfit" if self.misfit else verdict_of(objective, row)
         is_worth_it = verdict in {"gain", "direction"}
         luck = luck_of(search.shortlist(), search.base, objective, seed=self.seed) if row is not None else None
         was, now = baseline.get(objective), best.figures.get(objective)
@@ -189,12 +202,20 @@ class _Answer:
             base={dimension.name: dimension.values[dimension.base] for dimension in dimensions},
             space=search.space.size,
             tried=len(search.tried),
+            tried_to_undo=undone,
             ended_by=search.ended_by,
             seed=self.seed,
             resamples=self.resamples,
             verdict=verdict,
             sentence=sentence_of(
-                objective, verdict, best, search, self.compared, luck=luck, is_recorded=bool(self.checks)
+                objective,
+                verdict,
+                best,
+                search,
+                self.compared,
+                luck=luck,
+                is_recorded=bool(self.checks),
+                misfit=self.misfit,
             ),
             recommended=best.settings if is_worth_it else {},
             best=best.settings,

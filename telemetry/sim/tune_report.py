@@ -13,7 +13,7 @@ from telemetry.sim.report import cost_lines
 from telemetry.sim.svg import HEIGHT, WIDTH, Row, data, write
 from telemetry.sim.tune_result import Candidate, TuneResult
 from telemetry.sim.tune_words import amount, short
-from telemetry.sim.whatif_report import checks_table, figures_table
+from telemetry.sim.whatif_report import checks_table, figures_table, within_error_lines
 
 MOST_ROWS: Final = 12
 
@@ -32,7 +32,8 @@ def show_tuned(result: TuneResult, console: Console) -> None:
         "time": "then time was over",
         "space": "every configuration there is",
     }[result.ended_by]
-    tried = f"{result.tried} of {result.space:,} configurations tried"
+    undone = f" ({result.tried_to_undo} of them to undo changes)" if result.tried_to_undo else ""
+    tried = f"{result.tried} of {result.space:,} configurations tried{undone}"
     say(f"{result.workload}: {result.requests:,} requests, {tried}, {how}")
     for limit in result.limits:
         say(f"limit: {limit}")
@@ -40,6 +41,8 @@ def show_tuned(result: TuneResult, console: Console) -> None:
     if result.compared:
         say(f"after: {short(result.best)}")
         say(figures_table(result.compared, result.resamples))
+        for line in within_error_lines(result.compared):
+            say(line)
         say()
     say("what nothing tried betters in TTFT p99, TBT p99 and throughput together:")
     say(_front(result))

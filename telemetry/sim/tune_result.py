@@ -10,8 +10,9 @@ from telemetry.sim.whatif_result import Compared, ModelCheck
 TUNE_VERSION = 1
 
 #: gain: better, and by more than the simulator's error where that is known; direction: clearly better, by less than
-#: that error; unclear: the interval of the gain has 0 in it; none: nothing that was tried is better.
-Verdict = Literal["gain", "direction", "unclear", "none"]
+#: that error; unclear: the interval of the gain has 0 in it; none: nothing that was tried is better; unfit: the cost
+#: model does not fit, so nothing is recommended.
+Verdict = Literal["gain", "direction", "unclear", "none", "unfit"]
 
 
 class Candidate(Part):
@@ -56,7 +57,9 @@ class TuneResult(Part):
     space: int
     """Configurations that there are."""
     tried: int
-    """Configurations that were simulated, the baseline included."""
+    """Configurations that were simulated, the baseline and those that undo a change of the best included."""
+    tried_to_undo: int = 0
+    """Of them, those that were tried after --trials to see which changes of the best can be left out."""
     ended_by: Literal["trials", "time", "space"]
     """trials: as many as asked for; time: --timeout-s; space: there were no more."""
     seed: int

@@ -71,11 +71,20 @@ def sentence_of(
     *,
     luck: float | None,
     is_recorded: bool,
+    misfit: str = "",
 ) -> str:
-    """The recommendation, its gain, how sure that is, and what it costs."""
+    """The recommendation, its gain, how sure that is, and what it costs.
+
+    misfit  why no time of this search is to be believed; then there is no recommendation
+    """
     what = MEASURES[objective]
     rows = {one.name: one for one in compared}
     row = rows.get(told(objective))
+    if verdict == "unfit":
+        return (
+            f"No recommendation: {misfit}. Keep the present configuration; record a run on a machine that does less "
+            "beside it, or name a cost model with --cost."
+        )
     if row is None or verdict == "none":
         return (
             f"Keep the present configuration: of {len(search.tried)} that were tried, none "
@@ -93,14 +102,30 @@ def sentence_of(
         )
     parts = [
         f"Set {_settings(best, search)}: {what} goes from {_change(objective, row)}{_interval(objective, row)}.",
-        _price(objective, best.figures, search.base.figures),
+        _price(objective, best.figures, search.base.figures, rows),
         _sureness(objective, verdict, row, luck=luck, is_recorded=is_recorded),
     ]
     return " ".join(part for part in parts if part)
 
 
+def stopped(search: Search) -> str:
+    """What a search that was interrupted had tried."""
+    count = len(search.tried)
+    if not count:
+        return "stopped while the baseline was simulated: nothing was tried"
+    best, what = search.best(), MEASURES[search.objective]
+    base = _of(search, search.objective)
+    if best is search.base:
+        return f"stopped after {count} configurations; none of them has a better {what} than the baseline's {base}"
+    found = amount(search.objective, digits(best.figures.get(search.objective)))
+    return (
+        f"stopped after {count} configurations; the best of them so far is {short(best.settings)}, with a {what} of "
+        f"{found} (the baseline: {base}). It was not compared, so it is no recommendation"
+    )
+
+
 def _of(search: Search, objective: str) -> str:
-    return amount(objective, search.base.figures.get(objective))
+    return amount(objective, digits(search.base.figures.get(objective)))
 
 
 def _settings(best: Tried, search: Search) -> str:
@@ -123,8 +148,8 @@ def _interval(objective: str, row: Compared) -> str:
     return f", a difference of {signed(low)} to {signed(high)} in 95 % of draws of the requests"
 
 
-def _price(objective: str, best: Figures, base: Figures) -> str:
-    """What gets worse."""
+def _price(objective: str, best: Figures, base: Figures, rows: Mapping[str, Compared]) -> str:
+    """What gets worse; a star where by less than the simulator's error, as in the table."""
     found = []
     for measure in _PRICED:
         before, after = base.get(measure), best.get(measure)
@@ -132,7 +157,9 @@ def _price(objective: str, best: Figures, base: Figures) -> str:
             continue
         if is_better(measure, before, after) and abs(after - before) > _PRICE * before:
             change = f"{amount(measure, digits(before))} to {amount(measure, digits(after))}"
-            found.append(f"{MEASURES[measure]} from {change} ({after / before - 1:+.0%})")
+            row = rows.get(told(measure))
+            star = "*" if row is not None and row.is_within_error else ""
+            found.append(f"{MEASURES[measure]} from {change} ({after / before - 1:+.0%}{star})")
     return f"The price: {', '.join(found)}." if found else ""
 
 
@@ -152,6 +179,6 @@ def _sureness(objective: str, verdict: Verdict, row: Compared, *, luck: float | 
             "change"
         )
     elif not is_recorded:
-        words.append("nothing was recorded of this workload, so the simulator's error is not known")
+        words.append("nothing recorded is the same as this workload, so the simulator's error is not known")
     text = "; ".join(words)
     return f"{text[0].upper()}{text[1:]}." if text else ""

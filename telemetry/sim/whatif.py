@@ -26,13 +26,16 @@ from telemetry.sim.overrides import changed, pages_of, parse_settings, with_page
 from telemetry.sim.progress import Meter
 from telemetry.sim.results import cost_used
 from telemetry.sim.run import DEFAULT_COST, gaps_of, journal_sink, page_notes
-from telemetry.sim.whatif_figures import Paired, checks_of, with_errors
+from telemetry.sim.whatif_figures import Paired, checks_of, ended_of, with_errors
 from telemetry.sim.whatif_result import Setting, WhatifResult
 from telemetry.sim.whatif_words import sentence_of
 
 
 class Side:
-    """One of the two runs: its loop, and each request as it ended."""
+    """One of the two runs: its loop, and each request as it ended.
+
+    known  requests that ended by themselves in the record; the others run too, but nothing is compared of them
+    """
 
     def __init__(
         self,
@@ -42,8 +45,10 @@ class Side:
         cost: CostModel,
         journal: JournalSink | None,
         version: str,
+        known: frozenset[str],
     ) -> None:
         self.workload = workload
+        self._known = known
         self.served: dict[str, Served] = {}
         self.measure = Measure(self._ended)
         self.checker = InvariantChecker(on_violation="record")
@@ -74,6 +79,7 @@ class Side:
             self.journal.close()
 
     def _ended(self, served: Served) -> None:
+        served.is_whole = served.is_whole and served.rid in self._known
         self.served[served.rid] = served
 
 
@@ -92,8 +98,9 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     progress.phase("reading", 0)
     happened, samples = recorded_run(command.journal)
     cost = load_cost(command.cost) if command.cost else _fitted(samples, command.journal)
-    before = _side(command, "before", recorded.config, recorded.started.num_pages, cost, version)
-    after = _side(command, "after", config, pages, cost, version)
+    known = ended_of(happened)
+    before = _side(command, "before", recorded.config, recorded.started.num_pages, cost, version, known)
+    after = _side(command, "after", config, pages, cost, version, known)
     total = workload.total()
     if not total:
         when = "in this run" if (command.from_s, command.to_s) == (None, None) else "in these seconds"
@@ -101,7 +108,7 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     differences = _run(before, after, progress, total)
     paired = Paired(before.served, after.served)
     progress.phase("comparing", 0)
-    checks, error = checks_of(happened, before.served)
+    checks, error = checks_of(happened, before.served, after.served) if _is_whole(command) else ((), None)
     compared = with_errors(paired.compared(before, after, resamples=command.resamples, seed=command.seed), checks)
     faster, slower = paired.faster_and_slower()
     return WhatifResult(
@@ -110,6 +117,7 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
         sentence=sentence_of(tuple(one for one in changes if one.is_change), compared),
         requests=paired.count,
         left_out=total - paired.count,
+        unfinished=before.workload.unfinished,
         refused_before=before.loop.refused,
         refused_after=after.loop.refused,
         resamples=command.resamples,
@@ -135,19 +143,39 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     )
 
 
+def _is_whole(command: WhatifCommand) -> bool:
+    """Whether all of the recorded run is simulated, so that its times and the simulated ones are of the same."""
+    return not command.from_s and command.to_s is None and command.limit is None
+
+
 def _own_notes(command: WhatifCommand, config: EngineConfig, recorded: Recorded) -> list[str]:
     notes = page_notes(config, recorded.started.page_size)
-    if not command.from_s:
-        return [*notes]
-    empty = f"both runs begin at {command.from_s:g} s with an empty engine: who waited or ran then is not in them"
-    return [empty, *notes]
+    if not _is_whole(command):
+        notes.insert(
+            0,
+            "only a part of the run is simulated: the recorded times have other requests beside these, so the "
+            "simulator's error is not known here; compare the whole run to see it",
+        )
+    if command.from_s:
+        notes.insert(
+            0, f"both runs begin at {command.from_s:g} s with an empty engine: who waited or ran then is not in them"
+        )
+    return notes
 
 
-def _side(command: WhatifCommand, name: str, config: EngineConfig, pages: int, cost: CostModel, version: str) -> Side:
+def _side(
+    command: WhatifCommand,
+    name: str,
+    config: EngineConfig,
+    pages: int,
+    cost: CostModel,
+    version: str,
+    known: frozenset[str],
+) -> Side:
     folder = command.write_journals
     journal = journal_sink(folder / name) if folder is not None else None
     workload = JournalWorkload(command.journal, limit=command.limit, window=(command.from_s, command.to_s))
-    return Side(with_pages(config, pages), pages, workload, cost, journal, version)
+    return Side(with_pages(config, pages), pages, workload, cost, journal, version, known)
 
 
 def recorded_run(path: Path) -> tuple[dict[str, Served], StepSamples]:

@@ -53,7 +53,11 @@ class Requests:
 
 
 class Paired:
-    """Requests that ended by themselves, with a first token, in both runs; in the order of the first run."""
+    """Requests that ended by themselves, with a first token, in both runs; in the order of the first run.
+
+    A request that the record cuts off ends in a simulation where the record does: `Served.is_whole` says that it does
+    not count.
+    """
 
     def __init__(self, before: Mapping[str, Served], after: Mapping[str, Served]) -> None:
         rids = [rid for rid, one in before.items() if is_compared(one) and is_compared(after.get(rid))]
@@ -132,10 +136,14 @@ class Paired:
 
 
 def checks_of(
-    happened: Mapping[str, Served], simulated: Mapping[str, Served]
+    happened: Mapping[str, Served], simulated: Mapping[str, Served], after: Mapping[str, Served] | None = None
 ) -> tuple[tuple[ModelCheck, ...], float | None]:
-    """The recorded run beside its simulation, and the median relative error of single requests' first tokens."""
-    rids = [rid for rid, one in happened.items() if is_compared(one) and is_compared(simulated.get(rid))]
+    """The recorded run beside its simulation, and the median relative error of single requests' first tokens.
+
+    after  the changed run: only requests that are compared in pairs with it count, the same ones in both tables
+    """
+    runs = (simulated,) if after is None else (simulated, after)
+    rids = [rid for rid, one in happened.items() if is_compared(one) and all(is_compared(run.get(rid)) for run in runs)]
     recorded, again = Requests([happened[rid] for rid in rids]), Requests([simulated[rid] for rid in rids])
     ones = np.ones(len(rids))
     checks = []
@@ -157,9 +165,18 @@ def with_errors(compared: Sequence[Compared], checks: Sequence[ModelCheck]) -> t
 def _beside(one: Compared, check: ModelCheck | None) -> Compared:
     if check is None or check.error is None or check.recorded is None or check.simulated is None:
         return one
-    change = one.difference.value
-    within = None if change is None else abs(change) < abs(check.simulated - check.recorded)
+    change, was = one.difference.value, one.before.value
+    within = None
+    if change is not None:
+        # In seconds, or as shares: of a simulator that is twice too slow, a change is twice too large as well.
+        within = abs(change) < abs(check.simulated - check.recorded)
+        within |= bool(was) and abs(change / (was or 1.0)) < abs(check.error)
     return one.model_copy(update={"model_error": check.error, "is_within_error": within})
+
+
+def ended_of(happened: Mapping[str, Served]) -> frozenset[str]:
+    """Ids of the requests whose end the record has, and that ended by themselves."""
+    return frozenset(rid for rid, one in happened.items() if is_compared(one))
 
 
 def is_compared(one: Served | None) -> TypeGuard[Served]:

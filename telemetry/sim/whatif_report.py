@@ -14,11 +14,11 @@ def show_comparison(result: WhatifResult, console: Console) -> None:
     """Everything but the pairs."""
     say = console.print
     say(result.sentence, highlight=False, markup=False, soft_wrap=True)
-    say(f"{result.requests:,} requests compared in pairs, {result.left_out:,} left out", highlight=False)
+    say(population(result), highlight=False, soft_wrap=True)
     say()
     say(figures_table(result.compared, result.resamples))
-    if any(one.is_within_error for one in result.compared):
-        say("* a smaller change than the simulator's error below: no finding, at most its direction", highlight=False)
+    for line in within_error_lines(result.compared):
+        say(line, highlight=False)
     if result.faster is not None and result.slower is not None:
         say(f"first token: earlier for {result.faster:.0%} of requests, later for {result.slower:.0%}", highlight=False)
     say()
@@ -29,7 +29,8 @@ def show_comparison(result: WhatifResult, console: Console) -> None:
     for line in difference_lines(result.first_difference):
         say(line, highlight=False, markup=False)
     say()
-    say(checks_table(result.model_checks))
+    if result.model_checks:
+        say(checks_table(result.model_checks))
     if result.model_error is not None:
         say(f"single requests: median error of the time to first token {result.model_error:.1%}", highlight=False)
     for line in cost_lines(result.cost_before.model_copy(update={"note": ""})):
@@ -41,6 +42,24 @@ def show_comparison(result: WhatifResult, console: Console) -> None:
     for note in result.notes:
         say(note, highlight=False, markup=False)
     say(f"took {result.wall_s:.1f} s", highlight=False)
+
+
+def population(result: WhatifResult) -> str:
+    """Which requests the tables of times are of."""
+    said = f"{result.requests:,} requests compared in pairs, {result.left_out:,} left out"
+    if not result.left_out:
+        return said
+    unfinished = f"; of {result.unfinished:,} the record has no end" if result.unfinished else ""
+    return (
+        f"{said}{unfinished}. All times here are of those that ended by themselves in the record and in both runs; the "
+        "page and the metrics count every first token"
+    )
+
+
+def within_error_lines(compared: tuple[Compared, ...]) -> list[str]:
+    """What a star in the table means, where there is one."""
+    is_there = any(one.is_within_error for one in compared)
+    return ["* a smaller change than the simulator's error below: no finding, at most its direction"] * is_there
 
 
 def _cost_notes(result: WhatifResult) -> list[str]:

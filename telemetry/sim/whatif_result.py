@@ -35,7 +35,8 @@ class Compared(Part):
     model_error: float | None
     """Simulated / recorded - 1 of the same measure of the recorded run; None where none was recorded."""
     is_within_error: bool | None
-    """Whether the difference is smaller than |simulated - recorded|: the number is no finding, at most its sign."""
+    """Whether the difference is smaller than |simulated - recorded|, or its share of the value before smaller than
+    |model_error|: the number is no finding, at most its sign."""
 
 
 class Decile(Part):
@@ -105,7 +106,7 @@ class Curve(Part):
 
 
 class ModelCheck(Part):
-    """The recorded run beside its own simulation: how far the simulator is from what happened."""
+    """The recorded run beside its own simulation, of the compared requests: how far the simulator is from it."""
 
     name: str
     recorded: float | None
@@ -135,9 +136,12 @@ class WhatifResult(Part):
     sentence: str
     """The answer in a sentence."""
     requests: int
-    """Compared in pairs: those that ended by themselves in both runs."""
+    """Compared in pairs: those that ended by themselves, with a token, in the record and in both runs. Every table of
+    times is of these."""
     left_out: int
-    """Not compared: they ended early or never in one of the runs, or were refused."""
+    """Not compared: they ended early or never in one of the runs or in the record, or were refused."""
+    unfinished: int = 0
+    """Of those left out: whose end the record does not have."""
     refused_before: int
     refused_after: int
     resamples: int
@@ -156,6 +160,7 @@ class WhatifResult(Part):
     differences: tuple[DecisionDifference, ...]
     """The first steps that differ."""
     model_checks: tuple[ModelCheck, ...]
+    """Empty for a part of the run: who waited or ran beside it is not simulated, so the two are not the same."""
     model_error: float | None
     """Median over requests of |simulated / recorded time to first token - 1|."""
     cost_before: CostUsed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +18,7 @@ from telemetry.sim.measure import Served
 from telemetry.sim.objectives import FRONT, THROUGHPUT, dominates, limits_of, objective_of, score
 from telemetry.sim.search import Search, Tried, neighbours
 from telemetry.sim.space import Dimension, Space, space_of
-from telemetry.sim.tune import luck_of
+from telemetry.sim.tune import Bench, luck_of
 from telemetry.sim.tune_result import TuneResult
 from tests.telemetry.sim.recordings import config_of, cost_file, record
 
@@ -303,3 +304,44 @@ def test_progress_lines_go_up_to_the_end(tmp_path: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     json.loads(captured.out)
     assert all(line.startswith("progress ") for line in captured.err.splitlines())
+
+
+def _shaken(journal: Path, to: Path) -> Path:
+    """The same run with steps that took, at random, up to fifty times as long: no cost model predicts them."""
+    rng, rows = random.Random(4), []
+    for line in journal.read_text(encoding="utf-8").splitlines():
+        if line.startswith('{"type":"StepCompleted"'):
+            event = json.loads(line)
+            event["times"]["launched_ns"] = event["times"]["ready_ns"] - rng.choice((1_000, 400_000, 50_000_000))
+            line = json.dumps(event, separators=(",", ":"))  # noqa: PLW2901 - altered or as it was
+        rows.append(line + "\n")
+    to.write_text("".join(rows), encoding="utf-8")
+    return to
+
+
+def test_a_cost_model_that_does_not_fit_recommends_nothing(
+    long_beside_decodes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shaken = _shaken(long_beside_decodes, tmp_path / "shaken.jsonl")
+    result = tune(capsys, shaken, "--vary", "chunked_prefill_size=128,2048", "--objective", "tbt_p99")
+    assert result.verdict == "unfit"
+    assert result.sentence.startswith("No recommendation: the cost model does not fit (median error of a step ")
+    assert (result.recommended, result.command) == ({}, "")
+
+
+def test_an_interrupted_search_says_what_it_tried(
+    long_beside_decodes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = Bench.try_one
+
+    def interrupted(self: Bench, number: int, place: tuple[int, ...], settings: dict[str, str]) -> Tried:
+        if number == 2:
+            raise KeyboardInterrupt
+        return ran(self, number, place, settings)
+
+    monkeypatch.setattr(Bench, "try_one", interrupted)
+    words = ("--vary", "chunked_prefill_size=64,128,2048", "--objective", "tbt_p99")
+    assert main(["tune", str(long_beside_decodes), *words]) == 130
+    said = capsys.readouterr().err
+    assert "stopped after 2 configurations; the best of them so far is chunked_prefill_size=" in said
+    assert "so it is no recommendation" in said

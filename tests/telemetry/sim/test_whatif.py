@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from telemetry.check import check
 from telemetry.cli import main
 from telemetry.sim.bootstrap import Values
+from telemetry.sim.whatif import recorded_run
 from telemetry.sim.whatif_figures import with_errors
 from telemetry.sim.whatif_result import Compared, Interval, ModelCheck, Setting, WhatifResult
 from telemetry.sim.whatif_words import sentence_of
@@ -111,6 +112,34 @@ def test_fairness_covers_every_compared_request(long_beside_decodes: Path, capsy
 def test_limit_takes_the_first_requests(long_beside_decodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=512", "--limit", "10")
     assert {one.rid for one in result.pairs} == {f"r{number}" for number in range(10)}
+
+
+def test_requests_that_the_record_cuts_off_are_in_neither_table(
+    long_beside_decodes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = long_beside_decodes.read_text(encoding="utf-8").splitlines(keepends=True)
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text("".join(lines[: len(lines) // 2]), encoding="utf-8")
+    arrived = sum('"type":"RequestArrived"' in line for line in lines[: len(lines) // 2])
+    result = whatif(capsys, torn, "--set", "chunked_prefill_size=512", "--cost", cost_file(tmp_path))
+    assert result.unfinished > 0
+    assert result.left_out == result.unfinished
+    assert result.requests == arrived - result.unfinished
+    happened, _ = recorded_run(torn)
+    assert {one.rid for one in result.pairs} == {rid for rid, one in happened.items() if one.is_whole}
+    # Both tables are of the same requests: the recorded run, simulated, is the side before.
+    simulated = {one.name: one.simulated for one in result.model_checks}
+    assert simulated == {name: row(result, name).before.value for name in simulated}
+
+
+@pytest.mark.parametrize("window", [("--from-s", "0.5"), ("--to-s", "1.5"), ("--limit", "20")])
+def test_a_part_of_a_run_has_no_recorded_times_to_be_held_against(
+    long_beside_decodes: Path, capsys: pytest.CaptureFixture[str], window: tuple[str, str]
+) -> None:
+    result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=512", *window)
+    assert (result.model_checks, result.model_error) == ((), None)
+    assert {one.is_within_error for one in result.compared} == {None}
+    assert any("the simulator's error is not known here" in note for note in result.notes)
 
 
 @settings(deadline=None, max_examples=30)
