@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from engine.events import AnyEvent, EngineStarted, StepCompleted
+from engine.events import AnyEvent, EngineStarted, RequestTransitioned, StepCompleted
 from engine.kvcache.snapshot import SchedulerSnapshot
 from invariants.checker import InvariantChecker
 from invariants.modes import OnViolation
@@ -84,6 +84,12 @@ def _ends(reader: JournalReader, judge: _Judge) -> str | None:
         return f"the journal ends before its time: {reader.torn}"
     if reader.open_end is not None and not judge.is_done:
         return f"the journal has no clean end, and nothing behind it was judged: {reader.open_end}"
+    if judge.unended and not judge.is_done and reader.header.source is None:
+        # No law: an engine that stopped inside a step ends nobody, and its record may still hold every one of them.
+        return (
+            f"the journal was closed with no end of {len(judge.unended)} of its requests, the first of them "
+            f"{next(iter(judge.unended))}: the engine had stopped by itself, or a step outlasted the stop"
+        )
     return None
 
 
@@ -157,6 +163,8 @@ class _Judge:
         self._counted = 0
         self._unjudged_from: int | None = None
         self.is_done = False
+        #: Requests that live as of the last event, in the order of their coming.
+        self.unended: dict[str, None] = {}
         self.is_alone = False
         self.driver: Driver | None = None
 
@@ -197,6 +205,11 @@ class _Judge:
             self.is_done = True
             return False
         self._checker.emit(event)
+        if isinstance(event, RequestTransitioned):
+            if event.target == "finished":
+                self.unended.pop(event.rid, None)
+            else:
+                self.unended[event.rid] = None
         self._seq, self._last_step = event.seq, event.step
         self._events += 1
         self._collect(event.seq)

@@ -59,6 +59,23 @@ def test_a_healthy_record_holds(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "every law held" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("asked_step", [None, 3])
+def test_a_closed_journal_says_whose_end_it_lacks(tmp_path: Path, asked_step: int | None) -> None:
+    """A checkpoint at the end says that nothing was cut, not that everybody had an end."""
+    sink = JournalSink(tmp_path / "run.jsonl")
+    run = CoreRun(config(), sink)
+    run.add("early", range(8), 2, ignore_eos=True)
+    run.add("late", range(8), 50, ignore_eos=True)
+    for _ in range(8):
+        run.step()
+    sink.close()
+    report = check(sink.path, until_step=asked_step)
+    assert report.verdict == "held"
+    notes = [note for note in report.notes if "with no end of" in note]
+    assert bool(notes) is (asked_step is None)
+    assert all("with no end of 1 of its requests, the first of them late" in note for note in notes)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_busy_records_hold(tmp_path: Path, seed: int) -> None:
     settings, operations = busy(seed)
