@@ -255,8 +255,9 @@ def _result(viewer: Viewer, result: WhatifResult, standing: Standing) -> None:
     if result.violations:
         st.error(t("{n} laws of the engine broke in a simulated run: a fault of the engine.", n=result.violations))
     live_table(frames.compared_table(result), viewer.colours, key="whatif_compared", height=400)
-    st.subheader(t("How far the simulator is from the recorded run"), anchor=False)
-    live_table(frames.checks_table(result), viewer.colours, key="whatif_checks", height=280)
+    if result.model_checks:  # a part of a run has none; a note says why
+        st.subheader(t("How far the simulator is from the recorded run"), anchor=False)
+        live_table(frames.checks_table(result), viewer.colours, key="whatif_checks", height=280)
     _distributions(viewer, result)
     left, right = st.columns([1.4, 1], gap="large")
     with left:
