@@ -139,7 +139,7 @@ def short_rid(rid: str, limit: int = 18) -> str:
 def counted_test(reason: str | None, need: str, have: str) -> str:
     """The test of a refusal that counts requests; empty for those that compare tokens."""
     if reason in {"rows_exhausted", "full_flag_set"}:
-        return t("1 more row than max_running_requests leaves: {need} of {have}", need=need, have=have)
+        return t("rows: needs {need} with those of its pass, max_running_requests leaves {have}", need=need, have=have)
     if reason == "prefill_max_reached":
         return t("prompt {need} of the batch, prefill_max_requests allows {have}", need=need, have=have)
     return ""

@@ -49,7 +49,7 @@ WATCH_LAWS: Final[tuple[Law, ...]] = (
     ),
     Law(
         "INV-REQ-04",
-        "times_passed_over of a decision is the number of passes since it entered that admitted a later comer.",
+        "times_passed_over of a decision is the number of passes since entry that computed prompt of a later comer.",
         1,
         Group.REQUEST,
         "O(log passes) per decision",

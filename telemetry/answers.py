@@ -27,6 +27,7 @@ from telemetry.observe import (
     RequestRow,
     RequestsAnswer,
 )
+from telemetry.overtakers import Overtakers
 from telemetry.request_timeline import RequestTimeline
 
 if TYPE_CHECKING:
@@ -112,13 +113,15 @@ def _waiting_tokens(model: ReadModel) -> int:
 def queue(model: ReadModel, head: Head, limit: int) -> QueueAnswer:
     """The waiting queue, in the order of the last pass as far as it went."""
     watch = model.tracker.queue
-    entries = [_queue_entry(model, request, at) for at, request in enumerate(watch.in_order()[:limit])]
+    overtakers = Overtakers(model)
+    entries = [_queue_entry(model, request, at, overtakers) for at, request in enumerate(watch.in_order()[:limit])]
     by_blocker = {name: count for name, count in zip(BLOCKERS, watch.counts, strict=True) if count}
     return QueueAnswer(**_head(head), entries=tuple(entries), total=len(watch.waiting), by_blocker=by_blocker)
 
 
-def _queue_entry(model: ReadModel, request: RequestTimeline, position: int) -> QueueEntry:
+def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, overtakers: Overtakers) -> QueueEntry:
     watch, decided = model.tracker.queue, request.decided
+    overtaken = watch.overtaken(request)
     assert request.blocker is not None, "a waiting request always has a blocker"
     reason, who, need, have = request.reason, None, None, None
     looked_at = decided.step if decided is not None else None
@@ -144,7 +147,9 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int) -> Q
         have=have,
         who_stopped=who,
         last_evaluated_step=looked_at,
-        times_passed_over=decided.times_passed_over if decided is not None else 0,
+        times_passed_over=overtaken.passes,
+        overtaken_by=overtaken.requests,
+        overtaker=overtakers.of(request) if overtaken.requests else None,
         passes_waited=watch.passes - request.pass_at_entry,
         num_retractions=request.num_retractions,
         priority=request.priority,
@@ -208,7 +213,8 @@ def request(model: ReadModel, head: Head, rid: str) -> RequestDetail | None:
     if found is None:
         return None
     waiting = model.tracker.queue.in_order() if rid in model.tracker.queue.waiting else []
-    entry = next((_queue_entry(model, r, at) for at, r in enumerate(waiting) if r is found), None)
+    overtakers = Overtakers(model)
+    entry = next((_queue_entry(model, r, at, overtakers) for at, r in enumerate(waiting) if r is found), None)
     return RequestDetail(
         **_head(head),
         request=_request_row(model, found),

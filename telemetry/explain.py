@@ -30,6 +30,7 @@ from telemetry.explain_words import (
 from telemetry.journal_reader import JournalReader
 from telemetry.life import LifeBuilder
 from telemetry.life_facts import ChunkFact, Life, NoPass, NotReached, Refusals, SliceShare, Wait
+from telemetry.policy_words import bound_words, rule_words
 from telemetry.schema import Record
 from telemetry.schema_events import RequestArrivedRecord
 from telemetry.short_ids import meant
@@ -192,9 +193,18 @@ def _waiting(life: Life, wait: Wait) -> list[Sentence]:
     if wait.ahead:
         verb = "was" if wait.ahead_admitted == 1 else "were"
         details.append(f"Ahead of it: {times(wait.ahead, 'request')}; {wait.ahead_admitted} {verb} admitted meanwhile.")
-    if wait.overtaken_by:
-        details.append(f"Passed over by {_names(wait.overtaken_by)}, which came later.")
+    if wait.overtaken_passes:
+        details.append(_overtaken(wait))
     return [_at(life, at_ns, wait.to_step, line) for line in (text, *(f"  {detail}" for detail in details))]
+
+
+def _overtaken(wait: Wait) -> str:
+    who = f" by {_names(wait.overtaken_by)}, which came later," if wait.overtaken_by else ""
+    rules = " and ".join(rule_words(policy) for policy in wait.overtaken_under)
+    by = f", ordered by {rules}" if rules else ""
+    passes = times(wait.overtaken_passes, "pass", "passes")
+    bounds = bound_words(wait.overtaken_under[-1] if wait.overtaken_under else "")
+    return f"Passed over{who} in {passes}{by}. {bounds}"
 
 
 def _refused(refusals: Refusals) -> str:

@@ -79,11 +79,15 @@ def code_words(code: str) -> str:
 def counted_test(reason: str | None, need: float, have: float) -> str:
     """The test of a reason that counts requests, not tokens; empty for every other."""
     if reason in {Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET}:
-        lacked = times(round(need - have), "more row")
-        return f"it needs {lacked} than max_running_requests leaves ({amount(need)} of {amount(have)})"
+        return f"it needs {_rows(need)}, and max_running_requests leaves {amount(have)}"
     if reason == Reason.PREFILL_MAX_REACHED:
         return f"it would be prompt {amount(need)} of the batch, and prefill_max_requests allows {amount(have)}"
     return ""
+
+
+def _rows(need: float) -> str:
+    """The row that a request lacked, counted with those that its pass had given away."""
+    return "1 row" if need == 1 else f"{amount(need)} rows with those admitted before it in the pass"
 
 
 def need_have(reason: Reason, need: float | None, have: float | None) -> str:
@@ -91,9 +95,7 @@ def need_have(reason: Reason, need: float | None, have: float | None) -> str:
     if need is None or have is None or reason is Reason.FULL_FLAG_SET:
         return ""
     if reason is Reason.ROWS_EXHAUSTED:
-        return (
-            f"{times(round(need - have), 'more row')} than max_running_requests left ({amount(need)} of {amount(have)})"
-        )
+        return f"it needed {_rows(need)}, and max_running_requests left {amount(have)}"
     if reason is Reason.PREFILL_MAX_REACHED:
         return f"it would have been prompt {amount(need)} where {amount(have)} may be"
     return f"need {amount(need)}, have {amount(have)} tokens"

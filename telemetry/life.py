@@ -126,6 +126,9 @@ class LifeBuilder:
         if wait is not None and end is not None and record.step > wait.from_step:
             others = tuple(row for row in record.prefills if row.rid != self.rid)
             wait.passed(record.step, end, self._full_by, others)
+            if any(self._places.get(row.rid, -1) > wait.place for row in others):
+                wait.overtaken(record.active_policy)
+            wait.later.clear()
         self._watch_full_flag(record)
         if self._chunks and self._chunks[-1].step == record.step:
             if record.claim_failed:
@@ -200,7 +203,7 @@ class LifeBuilder:
             if self._places.get(rid, 0) < self._wait.place:
                 self._wait.ahead_admitted += 1
             else:
-                self._wait.overtaken_by.append(rid)
+                self._wait.later.append(rid)
         if target is RequestState.FINISHED:
             self._states.pop(rid, None)
             self._places.pop(rid, None)

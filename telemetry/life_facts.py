@@ -66,6 +66,8 @@ class Wait(_Fact):
     passes       prefill passes made meanwhile, the one that admitted it included
     ahead_admitted   of those ahead, how many were admitted meanwhile
     overtaken_by     later comers that were admitted meanwhile, in that order
+    overtaken_passes  passes that computed prompt of later comers: what `max_overtakes` counts
+    overtaken_under  policies that ordered those passes
     slices_taken     who got the prefill budget in the steps where it was spent before this one's turn; most first
     end          admitted | ended | waiting (the record ends)
     """
@@ -83,6 +85,8 @@ class Wait(_Fact):
     no_pass: tuple[NoPass, ...]
     ahead_admitted: int
     overtaken_by: tuple[str, ...]
+    overtaken_passes: int = 0
+    overtaken_under: tuple[str, ...] = ()
     slices_taken: tuple[SliceShare, ...] = ()
     end: Literal["admitted", "ended", "waiting"]
 

@@ -58,6 +58,10 @@ class Waiting:
     unseen: list[tuple[int, PassEndPart]] = field(default_factory=list)
     ahead_admitted: int = 0
     overtaken_by: list[str] = field(default_factory=list)
+    overtaken_passes: int = 0
+    overtaken_under: dict[str, None] = field(default_factory=dict)
+    #: Later comers of the pass whose plan is still to come: if that takes this one too, they did not overtake it.
+    later: list[str] = field(default_factory=list)
     slices: Counter[str] = field(default_factory=Counter)
 
     def passed(
@@ -81,6 +85,13 @@ class Waiting:
         tally.add(1, step, step)
         if cause is not None and full_by is not None:
             self.full_causes[cause] = full_by[1:]
+
+    def overtaken(self, policy: str | None) -> None:
+        """A pass computed prompt of a later comer, and left this one waiting."""
+        self.overtaken_passes += 1
+        self.overtaken_by += self.later
+        if policy is not None:
+            self.overtaken_under[policy] = None
 
     def refused(
         self, reason: Reason, count: int, first: int, last: int, test: tuple[float | None, float | None]
@@ -156,6 +167,8 @@ def wait_fact(wait: Waiting, to_ns: int, to_step: int, end: Literal["admitted", 
         no_pass=tuple(no_pass),
         ahead_admitted=wait.ahead_admitted,
         overtaken_by=tuple(wait.overtaken_by),
+        overtaken_passes=wait.overtaken_passes,
+        overtaken_under=tuple(wait.overtaken_under),
         slices_taken=tuple(SliceShare(rid=rid, tokens=tokens) for rid, tokens in wait.slices.most_common()),
         end=end,
     )

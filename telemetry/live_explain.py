@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from telemetry.explain_words import amount, code_words, counted_test, span, times
 from telemetry.observe import DecisionRow, QueueEntry, RequestDetail, Timeline, WaitSpan
+from telemetry.policy_words import bound_words, compared, overtaken_words, rule_words
 
 #: What each blocker means to somebody who waits.
 _MEANING: Final = {
@@ -199,9 +200,22 @@ def _now(entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: 
     if ahead:
         more = f" and {len(ahead) - _AHEAD_SHOWN} more" if len(ahead) > _AHEAD_SHOWN else ""
         lines.append(f"Ahead of it: {', '.join(ahead[:_AHEAD_SHOWN])}{more}.")
-    if entry.times_passed_over:
-        lines.append(f"Later ones were admitted before it {times(entry.times_passed_over, 'time', 'times')}.")
+    lines += _overtaken(entry)
     lines.append(_REMEDY[entry.blocker])
+    return lines
+
+
+def _overtaken(entry: QueueEntry) -> list[str]:
+    """How often later ones went first, by which rule, and what bounds it."""
+    if not entry.times_passed_over:
+        return []
+    lines = [f"Passed over in {overtaken_words(entry.times_passed_over, entry.overtaken_by)}."]
+    last = entry.overtaker
+    if last is not None and last.policy:
+        keys = compared(last.order_key, last.own_key, last.key, last.rid)
+        by = f": {keys}" if keys else f": {last.rid} went first"
+        lines.append(f"Step {last.step} ordered by {rule_words(last.policy, last.order_key)}{by}.")
+    lines.append(bound_words(last.policy if last is not None else ""))
     return lines
 
 

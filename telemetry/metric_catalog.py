@@ -190,7 +190,7 @@ _QUEUE: Final = (
     _gauge("waiting_oldest_seconds", "Is someone starving?", scale=NS),
     _gauge(
         "times_passed_over_max",
-        "How often was the unluckiest request that the last pass refused overtaken by later ones?",
+        "How many passes went by the unluckiest request that the last pass looked at and refused?",
     ),
     _histogram("queue_time_seconds", "How long until first admission?", SEC_REQ, also=SGLANG_QUEUE),
     _histogram(

@@ -10,6 +10,21 @@ from telemetry.observe_base import Head, Ledgers, Value
 from telemetry.observe_lanes import Lane
 
 
+class Overtaker(Value):
+    """A later comer that was admitted first: by which policy, and what that ordered the two by.
+
+    order_key     see `PassRow.order_key`; "" where no record has it
+    key, own_key  of the later comer, and of the request that waits, as of their last examinations; None when not known
+    """
+
+    rid: str
+    step: int
+    policy: str
+    order_key: str = ""
+    key: float | None = None
+    own_key: float | None = None
+
+
 class QueueEntry(Value):
     """One waiting request, why it waits, and the numbers behind it.
 
@@ -20,6 +35,9 @@ class QueueEntry(Value):
     need, have           the two sides of the test that decided (tokens; requests for rows), None when none compared
     who_stopped          the rid whose decision ended the pass, when this request was not reached
     last_evaluated_step  last step in which it was examined, None when never
+    times_passed_over    passes so far that computed prompt of a later comer: what `max_overtakes` bounds
+    overtaken_by         later comers that were admitted meanwhile
+    overtaker            the latest of them, where its pass is still kept
     passes_waited        passes made while it waited
     """
 
@@ -37,6 +55,8 @@ class QueueEntry(Value):
     who_stopped: str | None = None
     last_evaluated_step: int | None = None
     times_passed_over: int = 0
+    overtaken_by: int = 0
+    overtaker: Overtaker | None = None
     passes_waited: int = 0
     num_retractions: int = 0
     priority: int | None = None

@@ -15,6 +15,7 @@ from engine.scheduler.decision import Reason
 from engine.scheduler.plan import PassEnd
 from telemetry.blockers import ENGINE_BUSY, OF_REASON, ORDER
 from telemetry.observe import BLOCKERS
+from telemetry.overtakes import OvertakeBook, Overtaken
 from telemetry.pass_ends import EndShare, PassEnds
 from telemetry.request_timeline import Held, RequestTimeline
 
@@ -45,6 +46,9 @@ class QueueWatch:
         # Numbers of the waiting requests' entries, rising: the place of one is found without walking the queue.
         self._entries: list[int] = []
         self._entered = 0
+        self._overtakes = OvertakeBook()
+        #: Entries of those that left for the pass whose plan is still to come.
+        self._admitted: list[int] = []
 
     @property
     def retracted(self) -> int:
@@ -107,20 +111,36 @@ class QueueWatch:
         request.blocker_passes = request.pass_at_entry = self.passes
         request.reason = None
 
-    def leave(self, request: RequestTimeline, t_ns: int) -> None:
+    def leave(self, request: RequestTimeline, t_ns: int, *, is_admitted: bool = False) -> None:
         """`request` was admitted, or ended, at `t_ns`."""
         if request.rid not in self.waiting or request.blocker is None:
             return
         self.advance(t_ns)
-        del self.waiting[request.rid]
         if self._keep_spans:
             del self._entries[bisect_left(self._entries, request.enqueued_as)]
+            # The pass that takes it is not counted yet, and does not pass it over.
+            request.overtaken = self.overtaken(request)
+            if is_admitted:
+                self._admitted.append(request.enqueued_as)
+        del self.waiting[request.rid]
         self._close(request, t_ns)
         self.counts[request.blocker] -= 1
         self._came_back.pop(request.rid, None)
         self._newcomers.pop(request.rid, None)
         self._refused.pop(request.rid, None)
         request.blocker = None
+
+    def overtaken(self, request: RequestTimeline) -> Overtaken:
+        """What passed over `request` so far, before its retractions too. Needs `keep_spans`."""
+        if request.rid not in self.waiting:
+            return request.overtaken
+        return request.overtaken.plus(self._overtakes.since(request.enqueued_as))
+
+    def passed(self, latest_entry: int) -> None:
+        """A pass computed prompts; `latest_entry` is the last to enter of all of them, begun ones included."""
+        if self._keep_spans:
+            admitted, self._admitted = self._admitted, []
+            self._overtakes.passed(latest_entry, admitted, self._entries[0] if self._entries else latest_entry)
 
     def apply_pass(self, event: StepPlanned, decisions: Iterable[AdmissionDecided], admitted: set[str]) -> None:
         """Give every waiting request the blocker that this pass found, touching only those it changes."""

@@ -11,6 +11,7 @@ from engine.events import AdmissionDecided, RequestArrived
 from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.decision import Reason
 from telemetry.observe import BLOCKERS, TTFT_PARTS
+from telemetry.overtakes import Overtaken
 from telemetry.pass_ends import EndShare, Stand
 
 INTAKE, QUEUE, PREPARE, CHUNK_FORWARD, COMMIT, BETWEEN, EMIT = range(len(TTFT_PARTS))
@@ -77,6 +78,7 @@ class RequestTimeline:
     held       each closed stretch of waiting, the latest KEPT
     retracted_ns  when it was pushed back to the queue
     enqueued_as   number of its entry to the queue: rises with each request that enters
+    overtaken     what passed it over in earlier stays; of the present one `QueueWatch.overtaken` knows
     token_ns   when each token was applied; complete only after `TimelineTracker.settle_tokens`
     """
 
@@ -111,6 +113,7 @@ class RequestTimeline:
         "num_retractions",
         "order_ns",
         "output_len",
+        "overtaken",
         "parts",
         "pass_at_entry",
         "phase",
@@ -152,6 +155,7 @@ class RequestTimeline:
         self.num_retractions = 0
         self.retracted_ns: list[int] = []
         self.enqueued_as = 0
+        self.overtaken = Overtaken()
         self.cached_len: int | None = None
         self.computed_len = 0
         self.output_len = 0

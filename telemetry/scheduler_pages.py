@@ -115,7 +115,7 @@ BESIDE: Final[tuple[Entry, ...]] = (
     Entry(
         "`max_overtakes`",
         "A request that so many admitting passes went by is considered before every policy, oldest first. A pass goes "
-        "by a request when it admits one that came later.",
+        "by a request when it computes prompt of one that came later.",
         "Counted in `times_passed_over` of every decision, whether the limit is on or not.",
         played.overtakes,
     ),

@@ -190,7 +190,7 @@ class AdmissionDecidedRecord(EventRecord):
     stopped_pass: bool
     """This decision ended the pass."""
     times_passed_over: int
-    """Later arrivals admitted before it so far."""
+    """Passes so far that computed prompt of a later arrival while it waited; what `max_overtakes` bounds."""
     overdrafts: tuple[Overdraft, ...]
     """Named ways in which this charge took a ledger below zero."""
 

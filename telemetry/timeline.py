@@ -167,7 +167,7 @@ class TimelineTracker:
     def _admitted(self, request: RequestTimeline, t_ns: int) -> None:
         if request.phase != QUEUE:
             return
-        self.queue.leave(request, t_ns)
+        self.queue.leave(request, t_ns, is_admitted=True)
         if request.first_token_ns is None:
             request.mark(QUEUE, t_ns)
         request.phase = PREPARE
@@ -219,12 +219,13 @@ class TimelineTracker:
         decisions, self._decisions = self._decisions, []
         if event.kind is not IDLE_STEP:
             self._plans[event.step] = event
-        admitted = set()
+        admitted, latest = set(), 0
         for row in event.prefills:
             admitted.add(row.rid)
             request = self.live.get(row.rid)
             if request is None:
                 continue
+            latest = max(latest, request.enqueued_as)
             if request.phase == BETWEEN:
                 self.queue.close_refusal(request, event.t_ns)
                 if request.first_token_ns is None:
@@ -242,6 +243,8 @@ class TimelineTracker:
                     decodes=len(event.decodes),
                 )
             )
+        if event.prefills:
+            self.queue.passed(latest)
         if event.pass_end is not None:
             self._refused_continuations(decisions, admitted, event.t_ns)
             self.queue.apply_pass(event, decisions, admitted)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from telemetry.client import Source, SourceError, SourceUnavailable
-from telemetry.explain_words import amount, span
+from telemetry.explain_words import amount, span, times
 from telemetry.live_explain import IN_REQUESTS
 from telemetry.observe import EngineStatus, QueueAnswer, QueueEntry, RequestRow, RequestsAnswer
 from telemetry.settings import TopCommand, TopSort
@@ -118,7 +118,7 @@ def frame(
             _seconds(row.ttft_s),
             _seconds(row.tbt_max_s),
             str(row.retractions or ""),
-            str(entry.times_passed_over or "") if entry is not None else "",
+            str(entry.times_passed_over) if entry is not None else "",
             _why(entry, is_narrow=is_narrow) if entry is not None else "",
         )
         table.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
@@ -155,8 +155,11 @@ def _why(entry: QueueEntry, *, is_narrow: bool) -> str:
         behind = f" behind {shortened(entry.who_stopped) if is_narrow else entry.who_stopped}"
         reason = "" if is_narrow else reason  # who it is behind tells more, and both take two lines
     if entry.need is not None and entry.have is not None:
-        unit = "req" if entry.blocker in IN_REQUESTS else "tok"
-        test = f": {amount(entry.need)} of {amount(entry.have)} {unit}"
+        test = f": {amount(entry.need)} of {amount(entry.have)} tok"
+        if entry.blocker in IN_REQUESTS:
+            unit = "row" if entry.blocker == "rows" else "prompt"
+            test = f": needs {times(round(entry.need), unit)}, limit {amount(entry.have)}"
+            reason = "" if is_narrow else reason
     else:
         test = "" if behind else ": –"
     return f"{entry.blocker}{reason}{behind}{test}"

@@ -38,8 +38,8 @@ ORDER BY hour, request_s DESC, blocker, reason;""",
     ),
     Recipe(
         "Which requests were overtaken most, and how long did they wait?",
-        "`overtaken`: later arrivals that were admitted before it. Many with a large `uncached` prompt point at the "
-        "policy; `max_overtakes` bounds it.",
+        "`overtaken`: passes that computed prompt of later arrivals first. Many with a large `uncached` prompt point "
+        "at the policy; `max_overtakes` bounds it.",
         """
 SELECT a.rid, max(a.times_passed_over) AS overtaken, max(l.prompt_len) AS prompt,
        max(l.prompt_len - l.cached_len) AS uncached,

@@ -288,7 +288,10 @@ def test_fr_33_who_was_passed_over_says_how_often_and_by_whom() -> None:
         run.add(f"short{number}", 10, 4)
         run.timed_step()
     entry = watched.entries()["waits"]
-    assert entry.times_passed_over == 3, "as of the last pass that looked at it, the fourth"
+    assert entry.times_passed_over == entry.overtaken_by == 4, "the pass that looked at it last included"
+    assert entry.overtaker is not None
+    assert (entry.overtaker.policy, entry.overtaker.order_key) == ("shortest-prefill-first", "uncached_tokens")
+    assert (entry.overtaker.rid, entry.overtaker.key, entry.overtaker.own_key) == ("short3", 10, 60)
     assert entry.passes_waited == 4
     assert (entry.blocker, entry.reason) in {("prefill_max", "prefill_max_reached"), ("order", "prefill_max_reached")}
 

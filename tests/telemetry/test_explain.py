@@ -260,7 +260,9 @@ def test_numbers_are_written_for_people() -> None:
     assert wall(1_700_000_000_123_000_000) == "2023-11-14 22:13:20.123 UTC"
     assert (times(1, "token"), times(1234, "token")) == ("1 token", "1,234 tokens")
     assert (amount(90.5), amount(4096.0), amount(1.0 / 3)) == ("90.50", "4,096", "0.33")
-    assert need_have(Reason.ROWS_EXHAUSTED, 3, 2) == "1 more row than max_running_requests left (3 of 2)"
+    assert need_have(Reason.ROWS_EXHAUSTED, 3, 2) == (
+        "it needed 3 rows with those admitted before it in the pass, and max_running_requests left 2"
+    )
     assert need_have(Reason.FULL_FLAG_SET, 1, 0) == ""
 
 

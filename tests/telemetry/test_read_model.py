@@ -92,6 +92,10 @@ def _agrees(watched: Watched) -> None:
     assert answer.total == sum(answer.by_blocker.values()) == len(waiting)
     assert Counter(entry.blocker for entry in entries.values()) == answer.by_blocker
     assert [entry.position for entry in entries.values()] == list(range(len(entries)))
+    overtakes = watched.run.scheduler.state.overtakes
+    assert {rid: entry.times_passed_over for rid, entry in entries.items()} == {
+        request.rid: overtakes.count(request) for request in waiting
+    }, "the engine's own count, also of those that no pass looked at"
     for entry in entries.values():
         if entry.blocker != "engine_busy":
             assert entry.reason is not None
