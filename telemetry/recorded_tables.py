@@ -94,7 +94,10 @@ class TableEvents(TableRecording):
         yield EngineStarted(**{name: self._started[name] for name in _ENGINE})
         streams = [self._facts_of(table, kind) for table, kind in _FACTS.items()]
         streams += [self._moves(), self._plans(), self._completions()]
-        for _, event in heapq.merge(*streams, key=lambda pair: pair[0]):
+        before = -1
+        for seq, event in heapq.merge(*streams, key=lambda pair: pair[0]):
+            self._once(seq, before)
+            before = seq
             yield event
 
     def tell(self, hear: Callable[[AnyEvent], None]) -> list[str]:

@@ -192,7 +192,7 @@ class _OpenFile:
         self._path = path
         self.rows = 0
         self._file = PatientFile(_part(path))
-        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
 
     def write(self, table: pa.Table) -> None:
         """One row group. Raises OSError when the file cannot become whole any more."""

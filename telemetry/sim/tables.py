@@ -19,6 +19,7 @@ from engine.scheduler.plan import OutcomeRow, PrefillRow, StepKind, StepTimes
 from telemetry.export.parquet_schema import TABLES, TABLES_VERSION
 from telemetry.journal import JournalError
 from telemetry.sim.journal_workload import Heard, Missing
+from telemetry.sim.table_checks import RowOrder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +93,8 @@ class TableRecording:
             raise ConfigError("parquet: pyarrow is not installed: pip install 'admitscope[parquet]'") from error
         self._open = pyarrow.parquet.ParquetFile
         self.path = folder
-        started = [row for file in _files(folder / "engines") for row in self._rows("engines", file, None)]
+        judge = RowOrder("engines")
+        started = [row for file in _files(folder / "engines") for row in self._rows("engines", file, None, judge)]
         if not started:
             raise JournalError(f"{folder}: no engine in it: engines has no whole Parquet file with a row")
         last = max(started, key=lambda row: int(row["wall_ns"]))
@@ -120,8 +122,17 @@ class TableRecording:
             self._facts("holes", lambda row: (row["after_seq"] + 1, Missing(row["missing"]))),
             self._steps(),
         )
-        for _, event in heapq.merge(*streams, key=lambda pair: pair[0]):
+        before = -1
+        for seq, event in heapq.merge(*streams, key=lambda pair: pair[0]):
+            if not isinstance(event, Missing):
+                self._once(seq, before)
+                before = seq
             yield event
+
+    def _once(self, seq: int, before: int) -> None:
+        """Raise JournalError where two events have one number."""
+        if seq <= before:
+            raise JournalError(f"{self.path}: two events have seq {seq}: a table is not as it was written")
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
@@ -177,9 +188,9 @@ class TableRecording:
 
     def _table(self, table: str) -> Iterator[tuple[str, Row]]:
         """(where it stands, row without the engine's id) of one table, in order."""
-        before, order = -1, _ORDER.get(table, "seq")
+        before, order, judge = -1, _ORDER.get(table, "seq"), RowOrder(table)
         for file in self._of_engine(table):
-            for number, row in enumerate(self._rows(table, file, self._engine_id), 1):
+            for number, row in enumerate(self._rows(table, file, self._engine_id, judge), 1):
                 if row[order] < before:
                     raise JournalError(f"{file}: row {number}: {order} is {row[order]}, after {before}")
                 before = row[order]
@@ -190,7 +201,7 @@ class TableRecording:
         import pyarrow as pa
 
         try:
-            opened = self._open(file)
+            opened = self._open(file, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
             raise JournalError(f"{file}: no Parquet file that can be read: {error}") from error
         metadata = opened.schema_arrow.metadata or {}
@@ -211,16 +222,13 @@ class TableRecording:
                 raise JournalError(f"{file}: column {name} is {found}; {wanted} is expected")
         return opened
 
-    def _rows(self, table: str, file: Path, engine_id: str | None) -> Iterator[Row]:
+    def _rows(self, table: str, file: Path, engine_id: str | None, judge: RowOrder) -> Iterator[Row]:
         import pyarrow as pa
 
         columns, read = list(self.columns[table]), 0
         try:
             for batch in self._opened(table, file).iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-                for name in columns:
-                    if batch.column(name).null_count and name not in self.may_be_null:
-                        at = batch.column(name).is_null().index(True).as_py()
-                        raise JournalError(f"{file}: row {read + at + 1}: {name} is null")
+                judge.look(file, batch, read, may_be_null=self.may_be_null)
                 read += batch.num_rows
                 values = [_values(batch.column(name)) for name in columns]
                 for row in zip(*values, strict=True):

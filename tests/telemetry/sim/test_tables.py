@@ -157,6 +157,17 @@ def with_value(name: str, value: Any, *, rows: slice = slice(3, 4)) -> Any:
         ("step_rows", lambda t: t.slice(0, t.num_rows - 1), r"step_rows has \d rows of step \d+, steps counts \d"),
         ("engines", lambda t: t.slice(0, 0), "no engine in it"),
         ("engines", with_value("num_pages", 0, rows=slice(1)), "num_pages is 0; 1 to"),
+        ("engines", with_value("schema_version", 999, rows=slice(1)), "row 1: schema_version is 999; this version of"),
+        ("requests", with_value("t_ns", -5), r"row 4: t_ns is -5; 0 to"),
+        ("requests", with_value("t_ns", 2**62), r"row 4: t_ns is \d+; 0 to"),
+        ("requests", with_value("t_ns", 1), r"row 4: t_ns is 1, after"),
+        ("requests", with_value("seq", 1, rows=slice(3)), r"row 2: seq is 1, after 1"),
+        ("steps", with_value("done_t_ns", 0), r"row 4: done_t_ns is 0, after"),
+        ("steps", with_value("seq", 1, rows=slice(1)), r"two events have seq 1"),
+        ("step_rows", with_value("extend_len", 2**31), r"row 4: extend_len is 2147483648; 0 to 16777216"),
+        ("step_rows", with_value("role", "x", rows=slice(3, 5)), r"row 4: 'x' is not a valid Role"),
+        ("step_rows", with_value("prefix_len", None, rows=slice(1)), r"row 1: prefix_len is null in a row of a prompt"),
+        ("transitions", with_value("target", "zz"), r"row 4: 'zz' is not a valid RequestState"),
     ],
 )
 def test_odd_tables_are_named(
@@ -166,6 +177,20 @@ def test_odd_tables_are_named(
     assert is_tables(folder)
     with pytest.raises(JournalError, match=message):
         list(JournalWorkload(folder).asks())
+
+
+def test_a_byte_that_broke_on_disk_is_found(recorded: tuple[Path, Path], tmp_path: Path) -> None:
+    """Every page has a checksum: a byte of data cannot change without it."""
+    copy = tmp_path / "tables"
+    shutil.copytree(recorded[1], copy)
+    [file] = (copy / "steps").glob("*.parquet")
+    at = pq.ParquetFile(file).metadata.row_group(0).column(7)
+    raw = bytearray(file.read_bytes())
+    raw[at.data_page_offset + at.total_compressed_size // 2] ^= 1
+    raw[(at.dictionary_page_offset or at.data_page_offset) + 40] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(JournalError, match=r"steps-.*: (damaged|no Parquet file that can be read)"):
+        list(JournalWorkload(copy).asks())
 
 
 def test_files_that_are_no_tables_are_named(
