@@ -20,15 +20,16 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.scheduler import Arrival, Scheduler
 from engine.scheduler.turn_away import displaceable, overdue
-from engine.token_store import GrammarFactory, StopWatcherFactory, TokenStore
+from engine.token_store import Grammar, GrammarFactory, StopWatcherFactory, TokenStore
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller hands to the engine. Token ids stay in the token store."""
+    """What a caller hands to the engine. `grammar`: the beginning of that in `params`; None: made by the engine."""
 
     rid: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    grammar: Grammar | None = None
     priority: int | None = None
     routing_key: str | None = None
     accepted_ns: int = 0
@@ -108,7 +109,7 @@ class LLMEngine:
         """Queue a request. Raises RequestRefused, and then keeps nothing of it; EngineDead when the engine is dead."""
         self._check_alive()
         self._check_request(request)
-        keys = self.tokens.add(request.rid, request.prompt_ids, request.params)
+        keys = self.tokens.add(request.rid, request.prompt_ids, request.params, request.grammar)
         try:
             entered = self.scheduler.add(
                 Arrival(
@@ -357,10 +358,9 @@ class LLMEngine:
         if prompt == 0:
             raise RequestRefused(RefusalCause.INVALID, "prompt is empty; at least 1 token is needed", field="prompt")
         if request.params.max_new_tokens < 1:
+            wanted = request.params.max_new_tokens
             raise RequestRefused(
-                RefusalCause.INVALID,
-                f"max_new_tokens is {request.params.max_new_tokens}; at least 1 is needed",
-                field="max_tokens",
+                RefusalCause.INVALID, f"max_new_tokens is {wanted}; at least 1 is needed", field="max_tokens"
             )
         if prompt + request.params.max_new_tokens > limit:
             raise RequestRefused(

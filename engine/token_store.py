@@ -121,15 +121,16 @@ class TokenStore:
         """Whether a page's key stands for everything before it too."""
         return self._keyer.is_chained
 
-    def add(self, rid: str, prompt_ids: Sequence[int], params: SamplingParams) -> PromptKeys:
-        """Keep a prompt; returns its keys."""
+    def add(
+        self, rid: str, prompt_ids: Sequence[int], params: SamplingParams, grammar: Grammar | None = None
+    ) -> PromptKeys:
+        """Keep a prompt; returns its keys. `grammar`: the beginning of the one in `params`; None: it is made here."""
         prompt = np.asarray(prompt_ids, dtype=np.int64)
         keys, chain = self._keyer.of(prompt.tolist())
         watcher = None
         if params.stop and self._stop_watcher is not None:
             watcher = self._stop_watcher(params.stop)
-        grammar = None
-        if params.grammar is not None and self._grammars is not None:
+        if grammar is None and params.grammar is not None and self._grammars is not None:
             grammar = self._grammars(params.grammar)
         self._sequences[rid] = _Sequence(prompt, params, chain, watcher, grammar)
         return PromptKeys(keys.astype("<i8").tobytes(), self._keyer.head32(prompt[:HEAD_TOKENS].tolist()))

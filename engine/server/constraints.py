@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Final
+from concurrent.futures import Future
+from typing import Any, Final
 
+from engine.errors import RefusalCause
 from engine.sampling_params import GrammarSpec
-from engine.server.api_errors import ApiError, invalid
+from engine.server.api_errors import ApiError, invalid, unavailable
 from engine.server.schemas import GenerationBody
-from engine.text.grammar import GrammarError, Grammars
+from engine.text.grammar import Compiled, GrammarBusy, GrammarError, Grammars
 
 _ANY_OBJECT: Final = '{"type":"object"}'
+#: Longest wait for a grammar, those before it included. What is being compiled goes on: nothing can stop it.
+_MAX_WAIT_S: Final = 10.0
 
 
-async def grammar_of(body: GenerationBody, grammars: Grammars | None) -> GrammarSpec | None:
-    """The grammar of the answer to `body`, compiled and kept; None when anything will do. Raises ApiError 400."""
+async def grammar_of(body: GenerationBody, grammars: Grammars | None) -> tuple[GrammarSpec, Compiled] | None:
+    """The grammar of the answer to `body`, compiled; None when anything will do. Raises ApiError 400 or 503."""
     said = {
         "response_format": _of_response_format(body),
         "regex": None if body.regex is None else GrammarSpec("regex", body.regex),
@@ -32,15 +36,34 @@ async def grammar_of(body: GenerationBody, grammars: Grammars | None) -> Grammar
     if grammars is None:
         raise _unsupported(field, "this server makes its tokens up (executor.kind='simulated')")
     try:
-        if grammars.is_ready(spec):
-            grammars.state_of(spec)
-        else:
-            await asyncio.to_thread(grammars.state_of, spec)
+        found = grammars.soon(spec)
+        return spec, found if isinstance(found, Compiled) else await _wait_for(found)
+    except GrammarBusy as error:
+        raise _busy(str(error)) from None
     except GrammarError as error:
         if error.unavailable:
             raise _unsupported(field, str(error)) from None
         raise invalid(f"{field} cannot be followed: {error}", field) from None
-    return spec
+
+
+async def _wait_for(promise: Future[Compiled]) -> Compiled:
+    """What was promised, in time. Raises GrammarError or ApiError 503. Others may wait for the same."""
+    waited = asyncio.wrap_future(promise)
+    waited.add_done_callback(_look_at)
+    try:
+        return await asyncio.wait_for(asyncio.shield(waited), _MAX_WAIT_S)
+    except TimeoutError:
+        raise _busy(f"the grammar was not compiled after {_MAX_WAIT_S:g} s: simplify it, or try again later") from None
+
+
+def _look_at(waited: asyncio.Future[Any]) -> None:
+    """An error that comes after the time limit has nobody left to read it."""
+    if not waited.cancelled():
+        waited.exception()
+
+
+def _busy(message: str) -> ApiError:
+    return unavailable(message, "grammar_busy", RefusalCause.QUEUE_FULL)
 
 
 def _of_response_format(body: GenerationBody) -> GrammarSpec | None:

@@ -88,9 +88,10 @@ async def take_in(
     context: RequestContext,
     accepted_ns: int,
 ) -> Intake:
-    """Engine requests and choices for `body`. Raises ApiError 400 for what does not fit."""
+    """Engine requests and choices for `body`. Raises ApiError: 400 for what does not fit, 503 for a late grammar."""
     _check_cross_fields(body, model)
-    grammar = await grammar_of(body, grammars)
+    constraint = await grammar_of(body, grammars)
+    grammar, compiled = (None, None) if constraint is None else constraint
     prompts = await prompts_of(body, model, tokenizer)
     is_chat = isinstance(body, ChatCompletionBody)
     per_prompt = body.n or 1
@@ -108,6 +109,7 @@ async def take_in(
                     rid=rid,
                     prompt_ids=prompt,
                     params=params,
+                    grammar=None if compiled is None else compiled.begin(),
                     priority=body.priority,
                     routing_key=body.routing_key,
                     accepted_ns=accepted_ns,

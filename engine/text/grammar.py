@@ -1,14 +1,17 @@
 """Grammars. Owns: JSON schemas and regular expressions as masks over the vocabulary, through `llguidance`.
 
 The package is the extra `grammar`; without it every use raises GrammarError that says how to get it. A grammar is
-compiled once and kept; each request walks a copy, one token at a time.
+compiled once and kept; each request walks a copy, one token at a time. A server compiles on a thread of its own, one
+after another: whoever sends the longest makes others wait for their grammar, not for their tokens.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,16 +24,24 @@ from engine.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-INSTALL_COMMAND: Final = "pip install 'admitscope[grammar]'"
+#: In a checkout: the program is on no index.
+INSTALL_COMMAND: Final = "pip install -e '.[grammar]'"
 #: Longest schema or expression, in characters.
 MAX_GRAMMAR_CHARS: Final = 65_536
-#: Compiled grammars that are kept.
+#: Compiled grammars that are kept, and what they may weigh together. A unit of `_weight` takes up to 500 bytes.
 _KEPT: Final = 64
+_KEPT_WEIGHT: Final = 2 * MAX_GRAMMAR_CHARS
+#: Grammars that may wait for their compilation, the one under way included.
+MAX_WAITING: Final = 16
+#: Work that a beginning may take: the library's own default lets `a{900000}` have a second and 90 MB.
+_MAX_FUEL: Final = 100_000
 #: States of one lexer, 1 to 2 kB each: what one grammar may take of the memory.
 _MAX_LEXER_STATES: Final = 20_000
 #: White space between the parts of a JSON text: enough to indent, too little to go on for ever.
 _WHITE_SPACE: Final = r"[ \n\t]{0,40}"
 _MAX_WORDS: Final = 200
+#: The larger number of a repetition, `{3}` or `{2,3}`.
+_REPEATED: Final = re.compile(r"([0-9]+),?\}")
 
 
 class GrammarError(RequestRefused):
@@ -39,6 +50,13 @@ class GrammarError(RequestRefused):
     def __init__(self, message: str, *, unavailable: bool = False) -> None:
         super().__init__(RefusalCause.INVALID, message, field="grammar")
         self.unavailable = unavailable
+
+
+class GrammarBusy(RequestRefused):
+    """Too many grammars wait to be compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(RefusalCause.QUEUE_FULL, f"{MAX_WAITING} grammars wait to be compiled: try again later")
 
 
 class GrammarState:
@@ -73,6 +91,20 @@ class GrammarState:
         return bool(self._matcher.is_stopped())
 
 
+class Compiled:
+    """A grammar at its beginning, for any number of outputs. Calls may come from any thread."""
+
+    def __init__(self, matcher: LLMatcher, mask_words: int) -> None:
+        self._matcher = matcher
+        self._mask_words = mask_words
+        self._copying = threading.Lock()
+
+    def begin(self) -> GrammarState:
+        """The state of one new output. Takes microseconds."""
+        with self._copying:
+            return GrammarState(self._matcher.deep_copy(), self._mask_words)
+
+
 class Grammars:
     """Compiles grammars for one tokenizer. Calls may come from any thread.
 
@@ -84,28 +116,65 @@ class Grammars:
         self._vocab_size = vocab_size
         self._vocabulary: LLTokenizer | None = None
         self._reading = threading.Lock()
-        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[GrammarSpec, Compiled] = OrderedDict()
+        self._waiting: dict[GrammarSpec, Future[Compiled]] = {}
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     def is_ready(self, spec: GrammarSpec) -> bool:
-        """Whether `state_of` would take microseconds, not milliseconds."""
-        return spec in self._compiled
+        """Whether `spec` is kept."""
+        return spec in self._kept
 
     def state_of(self, spec: GrammarSpec) -> GrammarState:
-        """The beginning of `spec`, compiled now unless it is kept. Raises GrammarError."""
-        with self._lock:
-            matcher = self._compiled.get(spec)
-        if matcher is None:
-            # Not under the lock: this may take a second, and others only want what is there.
-            matcher = self._compile(spec)
-        with self._lock:
-            self._compiled[spec] = matcher
-            self._compiled.move_to_end(spec)
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-            return GrammarState(matcher.deep_copy(), -(-self._vocab_size // 32))
+        """The beginning of `spec` for one output, compiled now unless it is kept. Raises GrammarError."""
+        return self.compiled(spec).begin()
 
-    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+    def compiled(self, spec: GrammarSpec) -> Compiled:
+        """`spec`, compiled now unless it is kept. Raises GrammarError."""
+        compiled = self._find(spec)
+        if compiled is None:
+            # Not under the lock: this may take a second, and others only want what is there.
+            compiled = self._compile(spec)
+            self._keep(spec, compiled)
+        return compiled
+
+    def soon(self, spec: GrammarSpec) -> Compiled | Future[Compiled]:
+        """`spec` when it is kept, else the promise of it, or of GrammarError. Raises GrammarBusy."""
+        compiled = self._find(spec)
+        if compiled is not None:
+            return compiled
+        with self._lock:
+            promise = self._waiting.get(spec)
+            if promise is None:
+                if len(self._waiting) >= MAX_WAITING:
+                    raise GrammarBusy
+                promise = self._waiting[spec] = self._thread.submit(self._compile_in_turn, spec)
+            return promise
+
+    def _compile_in_turn(self, spec: GrammarSpec) -> Compiled:
+        try:
+            return self.compiled(spec)
+        finally:
+            with self._lock:
+                self._waiting.pop(spec, None)
+
+    def _find(self, spec: GrammarSpec) -> Compiled | None:
+        with self._lock:
+            compiled = self._kept.get(spec)
+            if compiled is not None:
+                self._kept.move_to_end(spec)
+            return compiled
+
+    def _keep(self, spec: GrammarSpec, compiled: Compiled) -> None:
+        """Put it in the place of those that were used least lately. The largest is kept alone."""
+        with self._lock:
+            self._kept[spec] = compiled
+            self._kept.move_to_end(spec)
+            weight = sum(map(_weight, self._kept))
+            while len(self._kept) > 1 and (len(self._kept) > _KEPT or weight > _KEPT_WEIGHT):
+                weight -= _weight(self._kept.popitem(last=False)[0])
+
+    def _compile(self, spec: GrammarSpec) -> Compiled:
         if len(spec.text) > MAX_GRAMMAR_CHARS:
             raise GrammarError(f"it has {len(spec.text)} characters; at most {MAX_GRAMMAR_CHARS} are read")
         try:
@@ -120,14 +189,16 @@ class Grammars:
         except ValueError as error:  # no JSON, or numbers that it does not read
             raise GrammarError(_in_short(str(error))) from None
         # Silent, and without the tokens in its errors: what a request says is nobody's business.
-        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        limits = LLParserLimits(initial_lexer_fuel=_MAX_FUEL, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary_of_model(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             # The first mask builds most of what the others need, and meets the limits if the grammar is for none.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise GrammarError(_in_short(matcher.get_error()))
-        return matcher
+        compiled = Compiled(matcher, -(-self._vocab_size // 32))
+        _try_a_step(compiled.begin())
+        return compiled
 
     def _vocabulary_of_model(self) -> LLTokenizer:
         from llguidance import LLTokenizer
@@ -154,6 +225,18 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, False)
+
+
+def _try_a_step(state: GrammarState) -> None:
+    """Raise GrammarError when already the first token would run into a limit: now it is a refusal."""
+    tokens = np.flatnonzero(np.unpackbits(state.allowed().view(np.uint8), bitorder="little"))
+    if not state.push(int(tokens[0])):
+        raise GrammarError("its first token runs into the limits of the grammar library: simplify it")
+
+
+def _weight(spec: GrammarSpec) -> int:
+    """What a compiled grammar takes, roughly: its characters, and each repetition that it counts."""
+    return len(spec.text) + sum(min(int(count[-9:]), _MAX_FUEL) for count in _REPEATED.findall(spec.text))
 
 
 def _in_short(message: str) -> str:

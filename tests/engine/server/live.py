@@ -131,7 +131,7 @@ class LiveServer:
         self.executor = make_executor(config)
         info = self.executor.info()
         self.tokenizer = tokenizer or ByteTokenizer(info.vocab_size, eos_token_ids=info.eos_token_ids)
-        grammars = Grammars(self.tokenizer, info.vocab_size) if with_grammars else None
+        grammars = self.grammars = Grammars(self.tokenizer, info.vocab_size) if with_grammars else None
         self.engine = LLMEngine(
             config,
             executor=self.executor,

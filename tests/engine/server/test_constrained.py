@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -15,8 +16,9 @@ import pydantic
 import pytest
 
 from engine.events import StepPlanned
-from engine.text.grammar import INSTALL_COMMAND
-from tests.engine.server.live import LiveServer, tiny_server
+from engine.sampling_params import GrammarSpec
+from engine.text.grammar import INSTALL_COMMAND, Compiled, Grammars
+from tests.engine.server.live import DEADLINE_S, LiveServer, tiny_server, until
 
 SCHEMA = {
     "type": "object",
@@ -169,6 +171,7 @@ def test_answers_survive_retractions(tmp_path_factory: pytest.TempPathFactory, c
 
 
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a count that takes gigabytes": ({"regex": "a{900000}"}, "regex", "its first token runs into the limits"),
     "a type that is none": ({"schema": {"type": "strin"}}, "response_format", "Invalid type: strin"),
     "a keyword that cannot be followed": ({"schema": {"not": {}}}, "response_format", "Unimplemented keys"),
     "an expression that is none": ({"regex": "(a"}, "regex", "unclosed group"),
@@ -190,8 +193,11 @@ def test_what_cannot_be_followed_is_refused_before_any_work(live: LiveServer, cl
 
 
 def test_a_grammar_that_meets_its_limits_ends_its_request_alone(live: LiveServer, client: openai.OpenAI) -> None:
-    wide = {"properties": {f"k{i}": {"pattern": "^[a-z]{1,50}$", "type": "string"} for i in range(700)}}
+    keys = {f"k{i}": {"pattern": "^[a-z]{1,50}$", "type": "string"} for i in range(700)}
+    wide: dict[str, Any] = {"properties": keys}
     wide |= {"type": "object", "additionalProperties": False}
+    # Below another object: a grammar whose first token meets a limit is refused at once.
+    wide = {"type": "object", "properties": {"a": wide}, "required": ["a"], "additionalProperties": False}
     too_wide = {"type": "json_schema", "json_schema": {"name": "x", "schema": wide}}
     with ThreadPoolExecutor(2) as pool:
         healthy = pool.submit(ask, client, response_format=FORMAT, seed=1, logit_bias=SPACES)
@@ -210,3 +216,65 @@ def test_without_the_extra_the_answer_says_how_to_get_it(
         ask(client, extra_body={"regex": "never asked before"})
     assert (caught.value.param, caught.value.code) == ("regex", "unsupported_parameter")
     assert INSTALL_COMMAND in caught.value.message
+
+
+def test_grammars_wait_in_a_line_of_their_own(
+    live: LiveServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is compiled at a time; who waits too long, or finds the line full, is told so, and plain requests go on."""
+    gate, compile_, grammars = threading.Event(), Grammars._compile, live.grammars
+    assert grammars is not None
+    begun: list[str] = []
+
+    def slow(self: Grammars, spec: GrammarSpec) -> Compiled:
+        begun.append(threading.current_thread().name)
+        assert gate.wait(DEADLINE_S)
+        return compile_(self, spec)
+
+    monkeypatch.setattr(Grammars, "_compile", slow)
+    monkeypatch.setattr("engine.server.constraints._MAX_WAIT_S", 0.3)
+    monkeypatch.setattr("engine.text.grammar.MAX_WAITING", 2)
+
+    def refusal(expression: str) -> str:
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(client, extra_body={"regex": expression})
+        assert (caught.value.status_code, caught.value.code) == (503, "grammar_busy")
+        return str(caught.value.message)
+
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            late = [pool.submit(refusal, expression) for expression in ("slow", "slow", "behind")]
+            until(lambda: len(grammars._waiting) == 2, "two grammars wait")
+            assert "2 grammars wait" in refusal("one too many")
+            assert ask(client, max_tokens=2).choices
+            assert all("not compiled after 0.3 s" in future.result() for future in late)
+        finally:
+            gate.set()
+    until(lambda: not grammars._waiting, "the end of the line")
+    assert len(begun) == 2, "two clients, one grammar, one compilation"
+    assert set(begun) == {"grammar_0"}
+    assert ask(client, extra_body={"regex": "behind"}).choices[0].message.content == "behind"
+
+
+def test_a_grammar_that_is_no_longer_kept_is_not_compiled_on_the_engines_thread(
+    live: LiveServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.text.grammar._KEPT", 1)
+    threads: list[str] = []
+    compile_ = Grammars._compile
+
+    def watched(self: Grammars, spec: GrammarSpec) -> Compiled:
+        threads.append(threading.current_thread().name)
+        return compile_(self, spec)
+
+    monkeypatch.setattr(Grammars, "_compile", watched)
+    expressions = [f"evicted {number}" for number in range(4)]
+    gate = threading.Event()
+    live.thread.call(lambda: gate.wait(DEADLINE_S))  # between two steps: every request arrives before one is taken
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask, client, extra_body={"regex": expression}) for expression in expressions]
+        until(lambda: live.thread._mailbox.pending_requests == 4, "four requests before the engine")
+        gate.set()
+        assert [answer.result().choices[0].message.content for answer in answers] == expressions
+    assert set(threads) == {"grammar_0"}
+    assert len(threads) == 4

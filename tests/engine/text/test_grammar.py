@@ -187,6 +187,8 @@ BAD: dict[str, tuple[GrammarSpec, str]] = {
     "no schema": (GrammarSpec("json_schema", "7"), "."),
     "huge number": (schema({"type": "integer", "minimum": 10**30}), "."),
     "deep": (GrammarSpec("json_schema", '{"items":' * 1000 + "{}" + "}" * 1000), "."),
+    "huge count": (GrammarSpec("regex", "a{900000}"), "first token runs into the limits"),
+    "huge nested counts": (GrammarSpec("regex", "(a{10000}){10000}"), "first token runs into the limits"),
     "too long": (GrammarSpec("regex", "a" * 65_537), "it has 65537 characters; at most 65536"),
 }
 
@@ -225,6 +227,20 @@ def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in (a, b, a, c):
         grammars.state_of(spec)
     assert [grammars.is_ready(spec) for spec in (a, b, c)] == [True, False, True]
+
+
+def test_what_is_kept_is_bounded_by_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repetition counts as what it repeats: nine characters may take megabytes."""
+    monkeypatch.setattr(module, "_KEPT_WEIGHT", 1000)
+    grammars = Grammars(TOKENIZER, 400)
+    small, counted, long, alone = (GrammarSpec("regex", text) for text in ("b", "a{2,600}", "c" * 500, "d{5000}"))
+    grammars.state_of(small)
+    grammars.state_of(counted)
+    assert grammars.is_ready(small)
+    grammars.state_of(long)
+    assert [grammars.is_ready(spec) for spec in (small, counted, long)] == [False, False, True]
+    grammars.state_of(alone)
+    assert [grammars.is_ready(spec) for spec in (long, alone)] == [False, True], "the largest is kept alone"
 
 
 def test_many_threads_may_compile_and_copy() -> None:
