@@ -118,7 +118,7 @@ def parquet_folder(folder: Path) -> Path:
 
         pyarrow.array([""])  # loads what it needs (0.3 s) now, not with an engine's first rows
     except ModuleNotFoundError as error:
-        raise ConfigError("parquet: pyarrow is not installed: pip install 'admitscope[parquet]'") from error
+        raise ConfigError("parquet: pyarrow is not installed: pip install -e '.[parquet]'") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"

@@ -90,7 +90,7 @@ class TableRecording:
         try:
             import pyarrow.parquet
         except ModuleNotFoundError as error:
-            raise ConfigError("parquet: pyarrow is not installed: pip install 'admitscope[parquet]'") from error
+            raise ConfigError("parquet: pyarrow is not installed: pip install -e '.[parquet]'") from error
         self._open = pyarrow.parquet.ParquetFile
         self.path = folder
         judge = RowOrder("engines")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
+pytest.importorskip("playwright", reason="needs the package playwright: pip install -e '.[dev]'")
 
 from PIL import Image
 

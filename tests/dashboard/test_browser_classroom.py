@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
+pytest.importorskip("playwright", reason="needs the package playwright: pip install -e '.[dev]'")
 
 from browser import CHROMIUM, PATIENCE_MS, REPOSITORY, Visit, chromium, streamlit
 from playwright.sync_api import Locator, Page, WebSocketRoute, expect

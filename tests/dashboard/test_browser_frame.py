@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
+pytest.importorskip("playwright", reason="needs the package playwright: pip install -e '.[dev]'")
 
 from browser import CHROMIUM, PATIENCE_MS, Browser, Visit, chromium, streamlit
 from fake_engine import FakeServer, Ticker, warmed

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
+pytest.importorskip("playwright", reason="needs the package playwright: pip install -e '.[dev]'")
 
 import fake_kv
 from browser import CHROMIUM, PATIENCE_MS, Visit, chromium, streamlit

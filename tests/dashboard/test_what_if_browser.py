@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("playwright", reason="needs the package playwright: pip install 'admitscope[dev]'")
+pytest.importorskip("playwright", reason="needs the package playwright: pip install -e '.[dev]'")
 
 from browser import ARTIFACTS, CHROMIUM, PATIENCE_MS, Visit, chromium, streamlit
 from playwright.sync_api import expect

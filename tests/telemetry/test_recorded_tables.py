@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'admitscope[parquet]'")
+pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[parquet]'")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
