@@ -15,8 +15,8 @@ from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.frames import page_bytes
 from dashboard.frames_latency import with_order
-from dashboard.words import t
-from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, PassRow, QueueAnswer, TailShare
+from dashboard.words import mark, t
+from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, PassRow, QueueAnswer, QueueEntry, TailShare
 
 #: Causes of a late token that a smaller chunk makes shorter: prefill of others in, or before, its step.
 _CHUNK_CAUSES: Final = ("chunk_overhead", "long_prefill", "mixed_sat_out")
@@ -24,8 +24,8 @@ _CHUNK_CAUSES: Final = ("chunk_overhead", "long_prefill", "mixed_sat_out")
 #: Why a step makes no pass although somebody waits: a limit. An empty queue and the turn of decode rows are none.
 _LIMITS_WITHOUT_PASS: Final = ("full_flag_set", "rows_exhausted")
 
-#: From which share of the late tokens on a smaller chunk is said to help much, or a little.
-_MUCH, _LITTLE = 0.5, 0.2
+#: From which share of the late tokens on a smaller chunk is said to help; below the second it hardly does.
+_LIKELY, _HARDLY = 0.5, 0.2
 
 
 def answer_lines(look: Look) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def answer_lines(look: Look) -> list[dict[str, Any]]:
         _line("ledger", t("Which ledger binds most often?"), *_binding(look.passes)),
         _line("queueing", t("How much of p99 TTFT is queueing?"), *_queueing(look.breakdown)),
         _line("owner", t("Who owns most pages?"), *_owner(look.pages)),
-        _line("chunk", t("Would a smaller chunk help TBT?"), *_chunk(look.breakdown)),
+        _line("chunk", t("Would a smaller chunk help TBT?"), *_chunk(look)),
     ]
 
 
@@ -57,8 +57,37 @@ def _longest(queue: QueueAnswer | None) -> Answer:
         need, have = f.tokens(entry.need), f.tokens(entry.have)
         counted = f.counted_test(entry.reason, need, have)
         why += f" ({counted})" if counted else t(" (needs {need} tok, has {have})", need=need, have=have)
+    why += _overtaken(entry)
     head = f"{f.short_rid(entry.rid)}, {f.duration(entry.age_s)}:"
     return head, why, {"view": "requests", "list": "live", "rid": entry.rid}
+
+
+#: What a policy orders by, as `PassRow.order_key` names it, of two requests.
+_COMPARED: Final = {
+    "cached_tokens": mark("cached prefix {own} against {other} tok of {rid}"),
+    "uncached_tokens": mark("to compute {own} against {other} tok of {rid}"),
+    "max_new_tokens": mark("max_tokens {own} against {other} of {rid}"),
+    "priority": mark("priority {own} against {other} of {rid}"),
+}
+
+
+def _overtaken(entry: QueueEntry) -> str:
+    """How many later ones went first, by which policy and what it orders by, and what bounds it."""
+    if not entry.times_passed_over:
+        return ""
+    said = "; " + t(
+        "{n} later requests overtook it in {passes} passes",
+        n=f.count(entry.overtaken_by),
+        passes=f.count(entry.times_passed_over),
+    )
+    last = entry.overtaker
+    if last is not None and last.policy:
+        said += " " + t("by policy {policy}", policy=last.policy)
+        words = _COMPARED.get(last.order_key)
+        if words is not None:
+            both = {"own": f.tokens(last.own_key), "other": f.tokens(last.key), "rid": f.short_rid(last.rid)}
+            said += f" ({t(words, **both)})"
+    return said + "; " + t("max_overtakes, starvation_limit_s or schedule_policy=fcfs would change that")
 
 
 def _binding(passes: PassesAnswer | None) -> Answer:
@@ -159,8 +188,9 @@ def _holders(holders: tuple[str, ...]) -> str:
     return f.short_rid(holders[0]) if len(holders) == 1 else t("{n} requests", n=f.count(len(holders)))
 
 
-def _chunk(breakdown: LatencyBreakdown | None) -> Answer:
-    go = {"view": "what_if"}
+def _chunk(look: Look) -> Answer:
+    breakdown = look.breakdown
+    go: dict[str, Any] = {"view": "what_if"}
     if breakdown is None or not breakdown.gaps:
         return t("No second token yet."), "", {"view": "latency"}
     late = sum(breakdown.late.values())
@@ -168,6 +198,22 @@ def _chunk(breakdown: LatencyBreakdown | None) -> Answer:
         aim = f.duration(breakdown.gap_objective_s)
         return t("No need:"), t("no token came later than {aim} after the one before", aim=aim), go
     share = sum(breakdown.late.get(cause, 0) for cause in _CHUNK_CAUSES) / late
-    head = t("Likely:") if share >= _MUCH else t("A little:") if share >= _LITTLE else t("Hardly:")
+    head = t("Likely:") if share >= _LIKELY else t("For some:") if share >= _HARDLY else t("Hardly:")
     rest = t("{share} of {n} late tokens waited for the prefill of others", share=f.share(share, 1.0), n=f.count(late))
+    rest += " " + t(
+        "(likely from {likely} on, hardly below {hardly})",
+        likely=f.share(_LIKELY, 1.0),
+        hardly=f.share(_HARDLY, 1.0),
+    )
+    half = _half_chunk(look.passes, look.pages.page_size if look.pages is not None else 1)
+    if half is not None and share >= _HARDLY:
+        rest += "; " + t("try it: What if with chunked_prefill_size={half}", half=half)
+        go["whatif"] = f"scheduler.chunked_prefill_size={half}"
     return head, rest, go
+
+
+def _half_chunk(passes: PassesAnswer | None, page_size: int) -> int | None:
+    """Half of the chunk in force, in whole pages; None where chunking is off or nothing is known."""
+    limits = [row.limits.rem_chunk for row in passes.passes if row.limits.rem_chunk] if passes is not None else []
+    half = int(limits[-1]) // 2 // page_size * page_size if limits else 0
+    return half or None

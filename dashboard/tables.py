@@ -54,7 +54,11 @@ _QUEUE_COLUMNS: Final = (
     ),
     _column(mark("Has"), "num", "tok", mark("what there was")),
     _column(mark("Age"), "bar", help_text=mark("since it came in; the bar is relative to the oldest")),
-    _column(mark("Passed over"), "num", help_text=mark("how often a later request was admitted before it")),
+    _column(
+        mark("Passed over"),
+        "num",
+        help_text=mark("passes that went past it for later requests; max_overtakes bounds them"),
+    ),
     _column(mark("Prompt"), "num", "tok"),
     _column(mark("Cached"), "num", "tok", mark("prefix found in the cache when it was last examined")),
     _column(
@@ -98,12 +102,17 @@ def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[s
             [_tested(_number(entry["need"]), reason), _sortable(entry["need"])],
             [_tested(_number(entry["have"]), reason), _sortable(entry["have"])],
             [f.duration(entry["age_s"]), entry["age_s"], entry["age_s"] / oldest if oldest else 0.0],
-            [f.count(entry["times_passed_over"]), entry["times_passed_over"]],
+            [f.count(entry["times_passed_over"]), entry["times_passed_over"], None, None, _overtaken(entry)],
             [f.tokens(entry["prompt_len"] + entry["output_len"]), entry["prompt_len"] + entry["output_len"]],
             [f.tokens(entry["matched_len"]), entry["matched_len"]],
             [f.short_rid(who) if who else f.NOTHING, who or "", None, None, who or ""],
         ],
     }
+
+
+def _overtaken(entry: dict[Any, Any]) -> str:
+    count = int(entry.get("overtaken_by") or 0)
+    return t("{n} later requests were admitted before it", n=f.count(count)) if count else ""
 
 
 def _tested(value: float | None, reason: str | None) -> str:

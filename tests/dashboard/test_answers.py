@@ -137,7 +137,7 @@ def test_queueing_is_told_of_the_slowest_hundredth() -> None:
     ("late", "word"),
     [
         ({"long_prefill": 6, "mixed_sat_out": 2, "kernel": 2}, "Likely:"),
-        ({"long_prefill": 3, "kernel": 7}, "A little:"),
+        ({"long_prefill": 3, "kernel": 7}, "For some:"),
         ({"kernel": 9, "queue_position": 1}, "Hardly:"),
         ({}, "No need:"),
     ],
