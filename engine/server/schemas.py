@@ -22,6 +22,8 @@ MAX_STOP_TOKEN_IDS: Final = 64
 MAX_CHOICES: Final = 8
 MAX_LOGPROBS: Final = 20
 MAX_LOGIT_BIASES: Final = 1024
+#: Of a field's name, what a refusal says.
+MAX_NAME_CHARS: Final = 80
 _INT64: Final = 2**63
 
 Prompts = list[str | list[int]]
@@ -223,8 +225,10 @@ def _first_fault(error: ValidationError) -> ApiError:
     fault = error.errors(include_url=False, include_context=False)[0]
     # Members of a union are named in the path by their types; they are no part of the body.
     path = [part for part in fault["loc"] if isinstance(part, int) or (part != "str" and "[" not in part)]
-    name = ".".join(map(str, path)) or None
-    top = str(path[0]) if path else None
+    if path[:1] == ["logit_bias"]:
+        path = path[:1]  # its keys are values: they may be anything, and long
+    name = _in_short(".".join(map(str, path))) or None
+    top = _in_short(str(path[0])) if path else None
     match fault["type"]:
         case "extra_forbidden":
             return invalid(f"{name} is not a field of this interface", name, "unknown_parameter")
@@ -236,6 +240,11 @@ def _first_fault(error: ValidationError) -> ApiError:
             return invalid(f"{name}: {fault['msg']}", top, "invalid_type")
         case _:
             return invalid(f"{name}: {fault['msg']}{_but_is(fault['input'])}", top)
+
+
+def _in_short(name: str) -> str:
+    """A client may call a field anything, a megabyte of it included."""
+    return name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 1]}…"
 
 
 def _but_is(value: object) -> str:

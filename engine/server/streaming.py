@@ -7,7 +7,7 @@ when it is over, with what was really written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,10 +45,10 @@ class ClientGone(ConnectionError):
 class _Wire:
     """The ASGI send channel of one response, measured. Times are nanoseconds of the clock.
 
-    state  of the request, in which the connection says that it is lost
+    state  of the request, in which the connection says that it is lost, and learns that events follow
     """
 
-    def __init__(self, send: Send, clock: Clock, gone: asyncio.Future[None], state: Mapping[str, Any]) -> None:
+    def __init__(self, send: Send, clock: Clock, gone: asyncio.Future[None], state: MutableMapping[str, Any]) -> None:
         self._send = send
         self._state = state
         self._clock = clock
@@ -57,6 +57,11 @@ class _Wire:
         self.last_byte_ns: int | None = None
         self.bytes_sent = 0
         self.worst_send_ns = 0
+
+    async def start_events(self) -> None:
+        # Only now: a refusal instead of a stream has a length, into which no comment may be written.
+        self._state[EVENT_STREAM] = True
+        await self.start(200, _STREAM_HEADERS)
 
     async def start(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
@@ -116,7 +121,6 @@ class GenerationResponse(Response):
         """Write the answer, or end the requests when the client goes first."""
         gone = asyncio.ensure_future(_disconnected(receive))
         state = scope.setdefault("state", {})
-        state[EVENT_STREAM] = self._stream
         wire = _Wire(send, self._clock, gone, state)
         work = asyncio.ensure_future(self._write_stream(wire) if self._stream else self._write_whole(wire))
         complete = False
@@ -195,7 +199,7 @@ class GenerationResponse(Response):
             if refused is not None:
                 await self._refuse(wire, refused)
                 return
-        await wire.start(200, _STREAM_HEADERS)
+        await wire.start_events()
         greeted: set[str] = set()
         unseen = set(self._choices)
         while outputs := outputs or await self._reply.batch():

@@ -299,3 +299,21 @@ def test_compressed_bodies_are_refused(live: Any, encoding: str) -> None:
     check(response, 415, "unsupported_media_type", "content-encoding")
     headers["content-encoding"] = "identity"
     assert live.http.post("/v1/completions", content=content, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x" * 1_000_000: 1},
+        {"logit_bias": {"secret" * 200_000: 1}},
+        {"logit_bias": {"secret": "no number"}},
+        {"response_format": {"type": "text", "y" * 1_000_000: 1}},
+    ],
+    ids=["a field", "a key of logit_bias", "a short key of logit_bias", "a field inside"],
+)
+def test_a_refusal_repeats_little_of_what_was_sent(shared: Any, change: dict[str, Any]) -> None:
+    response = shared().http.post("/v1/completions", json=COMPLETION | change)
+    assert response.status_code == 400
+    assert len(response.content) < 500
+    assert "secret" not in response.text
+    assert response.json()["error"]["param"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,9 @@ import pytest
 from engine.errors import RefusalCause
 from engine.events import AdmissionDecided, RequestTransitioned
 from engine.request import Cause, FinishReason
+from engine.server.streaming import _Wire
 from tests.engine.server.live import DEADLINE_S, GatedExecutor, LiveServer, until
+from tests.engine.server.raw_http import ASK, all_of, answers, connected, request
 
 ONE_ROW = {"max_running_requests": 1}
 #: Long enough for a request to be seen waiting, short enough to wait for.
@@ -207,4 +210,34 @@ def test_a_stream_of_several_choices_goes_on_when_one_is_refused_later(serve: An
     assert [e["error"]["code"] for e in events if "error" in e] == ["queue_timeout"]
     finishes = [e["choices"][0]["finish_reason"] for e in events if "choices" in e]
     assert finishes[-1] == FinishReason.LENGTH.value
+    live.assert_nothing_held()
+
+
+def test_nothing_is_written_into_a_refusal_that_has_a_length(
+    serve: Any, clients: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream was asked for; a half-closed client is asked for a sign of life while its refusal is on the way."""
+    live = serve(make_executor=GatedExecutor, scheduler=ONE_ROW, server={"queue_timeout_s": TIMEOUT_S}, step_ms=20)
+    start = _Wire.start
+    probed: list[int] = []
+
+    async def start_and_probe(self: _Wire, status: int, headers: dict[str, str]) -> None:
+        await start(self, status, headers)
+        if status == 503:
+            for connection in live.server.server_state.connections:
+                if connection._half_closed:
+                    probed.append(status)
+                    connection._probe(0)
+
+    monkeypatch.setattr(_Wire, "start", start_and_probe)
+    runs = clients(live).ask("runs", max_tokens=70)
+    until(lambda: live.thread.status.running == 1, "the row is taken")
+    with connected(live) as connection:
+        connection.sendall(request(ASK | {"stream": True}))
+        connection.shutdown(socket.SHUT_WR)
+        data = all_of(connection)
+    assert probed == [503]
+    status, body = answers(data)[-1]
+    assert (status, json.loads(body)["error"]["code"]) == (503, "queue_timeout")
+    assert runs.result(DEADLINE_S).status_code == 200
     live.assert_nothing_held()
