@@ -100,6 +100,8 @@ def _read(path: Path) -> SchedulerSnapshot:
         raise JournalError(f"{path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise JournalError(f"{path}: no snapshot of this version: {error}") from error
+    except RecursionError as error:
+        raise JournalError(f"{path}: no snapshot of this version: nested too deeply") from error
 
 
 def _finish_pass(tape: Tape, driver: Driver) -> None:

@@ -8,6 +8,7 @@ server that was not let finish what it had accepted).
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ from telemetry.settings_page import DashboardCommand, DemoCommand
 from telemetry.sim.commands import SimCommand, TuneCommand, WhatifCommand
 
 USAGE_STATUS = 2
+#: Refusals of a name as such, wherever it is first looked at.
+_BAD_NAMES = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
+_MOST_SHOWN = 80
 
 #: Live and finished requests of an engine among which a shortened id is looked up: as many as it tells at once.
 _MOST_REQUESTS = 5_000
@@ -63,6 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `admitscope explain … | head`: whoever read has seen enough. Python would complain again at exit.
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if error.errno not in _BAD_NAMES:
+            raise
+        name = str(error.filename)
+        shown = name if len(name) <= _MOST_SHOWN else f"{name[:_MOST_SHOWN]}… ({len(name)} characters)"
+        print(f"admitscope: {shown}: {error.strerror}", file=sys.stderr)
+        return USAGE_STATUS
 
 
 def run(command: Command) -> int:  # noqa: PLR0911 - one return for each command

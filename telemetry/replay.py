@@ -34,7 +34,7 @@ from telemetry.journal import JournalError
 from telemetry.journal_reader import JournalReader, Line
 from telemetry.replay_report import Divergence, ReplayReport, difference, render
 from telemetry.replay_surroundings import with_surroundings
-from telemetry.schema import LineUnion, RecordError, decode, encode
+from telemetry.schema import DEEP, NOT_TAKEN, LineUnion, RecordError, decode, encode, faults
 from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord, RefusalsFoldedRecord
 
 Entry = AnyEvent | LineUnion
@@ -175,6 +175,8 @@ def _decode(raw: bytes) -> Entry:
             return _EVENTS.decode(raw)
         except msgspec.MsgspecError as error:
             raise RecordError(str(error)) from error
+        except RecursionError as error:
+            raise RecordError(DEEP) from error
     record = decode(raw)
     if not isinstance(record, LineUnion):
         raise RecordError(f"{record.type} is not written as the engine writes it")
@@ -227,8 +229,10 @@ def _config(started: EngineStarted, path: Path) -> EngineConfig:
         raise JournalError(f"{path}: the recorded configuration has no section {error}") from error
     except msgspec.MsgspecError as error:
         raise JournalError(f"{path}: the recorded configuration cannot be read: {error}") from error
+    except RecursionError as error:
+        raise JournalError(f"{path}: the recorded configuration cannot be read: {DEEP}") from error
     except ValidationError as error:
-        raise JournalError(f"{path}: this version cannot take the recorded configuration: {error}") from error
+        raise JournalError(f"{path}: {NOT_TAKEN}: {faults(error)}") from error
 
 
 def _capacity(started: EngineStarted) -> dict[str, Any]:

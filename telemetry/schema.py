@@ -46,6 +46,24 @@ Record = EventUnion | LineUnion
 RECORD: Final[TypeAdapter[Record]] = TypeAdapter(Annotated[Record, Field(discriminator="type")])
 
 
+#: Of JSON that holds thousands of objects or lists, each within the other.
+DEEP: Final = "nested too deeply"
+#: Of values in a record's configuration.
+NOT_TAKEN: Final = "this version cannot take the recorded configuration"
+_MOST_SHOWN: Final = 80
+
+
+def faults(error: ValidationError) -> str:
+    """What is wrong with values, the field of each first, in one line."""
+    words = []
+    for fault in error.errors(include_url=False)[:4]:
+        place, message = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
+        value = repr(fault["input"])
+        got = "" if isinstance(fault["input"], dict) else f"; got {value[:_MOST_SHOWN]}"
+        words.append(f"{place}: {message}{got}" if place else message)
+    return "; ".join(words)
+
+
 class RecordError(AdmitscopeError):
     """A line is no record of this format: the message names the fields that are wrong."""
 
@@ -64,6 +82,8 @@ def decode(line: bytes | str) -> Record:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'line'}: {e['msg']}" for e in error.errors()[:4])
         raise RecordError(wrong) from error
+    except RecursionError as error:
+        raise RecordError(DEEP) from error
     if isinstance(record, HeaderRecord) and record.schema_version > SCHEMA_VERSION:
         raise SchemaTooNew(record.schema_version)
     return record

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -45,16 +46,24 @@ class UsageError(ConfigError):
     """The command line or the environment asks for something that is not offered."""
 
 
+#: As types of several values are shown: tuple[str,...], list[Path].
+_SEVERAL: Final = re.compile(r"(?:tuple|list)\[(\w+)(?:,\s*\.\.\.)?\]")
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps examples as written, and lists each command by its first sentence only."""
 
     def _expand_help(self, action: argparse.Action) -> str:
-        return super()._expand_help(action).split("\n\n")[0]
+        text = super()._expand_help(action).split("\n\n")[0]
+        return re.sub(r"\s*\(default(: \(\)| factory: \w+)\)", "", text)  # of what is none until it is given
 
     def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
         if isinstance(action.metavar, str) and action.metavar.startswith("{"):
             lower = action.metavar.lower()  # enum members are shown by name, but asked for by value
             return lambda size: (lower,) * size
+        if isinstance(action.metavar, str) and (each := _SEVERAL.fullmatch(action.metavar)):
+            one = each[1].lower()  # given once for each value
+            return lambda size: (one,) * size
         return super()._metavar_formatter(action, default_metavar)
 
 

@@ -7,9 +7,13 @@ from dataclasses import replace
 from random import Random
 from typing import Final, Protocol
 
+from telemetry.settings import UsageError
 from telemetry.sim.workload import Ask
 
 NS: Final = 1_000_000_000
+#: Nobody simulates longer; and the times of a journal end at 292 years.
+MOST_NS: Final = 100 * 365 * 86_400 * NS
+_TOO_LATE: Final = "more than a hundred years after the start"
 
 
 class Arrivals(Protocol):
@@ -52,8 +56,11 @@ def poisson(asks: Iterator[Ask], *, rate: float, seed: int) -> Iterator[Ask]:
     """The same requests in the same order, `rate` a second on average, with gaps drawn from `seed`."""
     rng = Random(seed)  # noqa: S311 - a draw that can be made again, no secret
     now_ns = 0
-    for ask in asks:
-        now_ns += round(rng.expovariate(rate) * NS)
+    for number, ask in enumerate(asks, 1):
+        gap_ns = rng.expovariate(rate) * NS
+        if now_ns + gap_ns > MOST_NS:
+            raise UsageError(f"--rate {rate:g}: request {number} would come {_TOO_LATE}")
+        now_ns += round(gap_ns)
         yield _moved(ask, now_ns)
 
 
@@ -79,7 +86,10 @@ class ClosedLoop:
 
 
 def _scaled(ask: Ask, scale: float) -> Ask:
-    return _moved(ask, round(ask.arrival_ns / scale))
+    arrival_ns = ask.arrival_ns / scale
+    if arrival_ns > MOST_NS:
+        raise UsageError(f"--rate-scale {scale:g}: {ask.rid} would come {_TOO_LATE}")
+    return _moved(ask, round(arrival_ns))
 
 
 def _moved(ask: Ask, arrival_ns: int) -> Ask:

@@ -29,7 +29,7 @@ from engine.request import TURNED_AWAY, Cause, RequestState
 from telemetry.journal import JournalError
 from telemetry.journal_reader import JournalReader
 from telemetry.replay import MOST_PAGES
-from telemetry.schema import RecordError
+from telemetry.schema import DEEP, NOT_TAKEN, RecordError, faults
 from telemetry.sim.traces import MOST_TOKENS
 from telemetry.sim.workload import Ask, Blocks, digest64
 
@@ -90,6 +90,8 @@ def _decoded(raw: bytes) -> Heard | None:
         return _DECODER.decode(raw)
     except msgspec.MsgspecError as error:
         raise RecordError(str(error)) from error
+    except RecursionError as error:
+        raise RecordError(DEEP) from error
 
 
 class Recording(Protocol):
@@ -156,8 +158,10 @@ def recorded_of(path: Path, recording: Recording | None = None) -> Recorded:
             return Recorded(event, EngineConfig.model_validate(raw), raw)
         except msgspec.MsgspecError as error:
             raise JournalError(f"{path}: the recorded configuration cannot be read: {error}") from error
+        except RecursionError as error:
+            raise JournalError(f"{path}: the recorded configuration cannot be read: {DEEP}") from error
         except ValidationError as error:
-            raise JournalError(f"{path}: this version cannot take the recorded configuration: {error}") from error
+            raise JournalError(f"{path}: {NOT_TAKEN}: {faults(error)}") from error
     raise JournalError(f"{path}: a simulation needs the engine's first event, EngineStarted; this begins later")
 
 

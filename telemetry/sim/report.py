@@ -70,17 +70,23 @@ def cost_lines(cost: CostUsed) -> list[str]:
     if cost.median_error is not None and cost.p95_error is not None and cost.bias is not None:
         lines.append(
             f"its error on {cost.held_out_steps} steps that it did not see: median {cost.median_error:.1%}, 95th "
-            f"percentile {cost.p95_error:.1%}; in sum {cost.bias:+.1%}"
+            f"percentile {cost.p95_error:.1%}; in sum {change(cost.bias, 1)}"
         )
     if cost.note:
         lines.append(cost.note)
     return lines
 
 
+def change(share: float, places: int = 0) -> str:
+    """A share with its sign, as +12%; what rounds to 0 has none."""
+    text = f"{share:+.{places}%}"
+    return text if any(digit in "123456789" for digit in text) else text[1:]
+
+
 def duration(seconds: float | None) -> str:
     """With the unit that fits."""
     if seconds is None:
         return "–"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
+    if abs(seconds) < 1e-3:
+        return f"{round(seconds * 1e6)} µs"
     return f"{seconds * 1e3:.4g} ms" if seconds < 1 else f"{seconds:.4g} s"

@@ -14,6 +14,7 @@ from engine.events import AnyEvent, EventSink, FanOut
 from invariants.checker import InvariantChecker
 from telemetry.folding import EventHash
 from telemetry.journal import JournalSink, new_journal_path
+from telemetry.settings import UsageError
 from telemetry.sim.arrivals import Arrivals, ClosedLoop, OpenLoop, poisson
 from telemetry.sim.commands import SimCommand
 from telemetry.sim.cost_fit import StepSamples, fit
@@ -157,10 +158,16 @@ class Hash:
         return self._hash.hexdigest()
 
 
-def journal_sink(folder: Path) -> JournalSink:
-    """A fresh journal in `folder`. Its clock stands: lines are written by number, equal runs are equal files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return JournalSink(new_journal_path(folder, time.time_ns()), clock=VirtualClock())
+def journal_sink(folder: Path, *, flag: str = "--journal") -> JournalSink:
+    """A fresh journal in `folder`. Its clock stands: lines are written by number, equal runs are equal files.
+
+    Raises UsageError, with the `flag` that named the folder, where nothing can be written to it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return JournalSink(new_journal_path(folder, time.time_ns()), clock=VirtualClock())
+    except OSError as error:
+        raise UsageError(f"{flag} {folder}: no journal can be written there: {error.strerror}") from error
 
 
 def simulate(

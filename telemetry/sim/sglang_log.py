@@ -162,7 +162,7 @@ class SglangLog(Trace):
                     self._take(kept, number, where, line)
                 except msgspec.ValidationError as error:
                     raise TraceError(f"{where}: {field_first(str(error))}") from error
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:
                     raise TraceError(f"{where}: no JSON object: {error}") from error
             self._kept = kept
         return self._kept
@@ -214,7 +214,7 @@ class SglangRequestLog(SglangLog):
         if _RECEIVED in line:
             event = self._events.decode(_object(line))
             if event.rid is not None:
-                self._received[event.rid] = event.timestamp.timestamp()
+                self._received[event.rid] = _since_1970(where, event.timestamp)
             return
         if FINISHED not in line:
             return
@@ -231,7 +231,7 @@ class SglangRequestLog(SglangLog):
                     f"{where}: nothing says when it came: neither a request.received line of {str(done.rid)[:80]!r}, "
                     "nor request_received_ts, nor e2e_latency"
                 )
-            came_s = done.timestamp.timestamp() - meta.e2e_latency
+            came_s = _since_1970(where, done.timestamp) - meta.e2e_latency
         self._keep(kept, number, where, meta, done.obj, came_s)
 
 
@@ -251,7 +251,7 @@ class SglangExport(SglangLog):
             return
         try:
             asked = self._parameters.decode(meta.request_parameters)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise TraceError(f"{where}: request_parameters: {field_first(str(error))}") from error
         came_s = meta.request_received_ts
         if came_s is None and meta.response_sent_to_client_ts is not None and meta.e2e_latency is not None:
@@ -261,6 +261,14 @@ class SglangExport(SglangLog):
                 f"{where}: no request_received_ts, so nothing says when it came: SGLang writes it with --enable-metrics"
             )
         self._keep(kept, number, where, meta, asked, came_s)
+
+
+def _since_1970(where: str, moment: datetime) -> float:
+    """Seconds. Raises TraceError for a moment that no clock of a server shows."""
+    try:
+        return moment.timestamp()
+    except (ValueError, OverflowError, OSError) as error:  # years near 1, whose local time is before all
+        raise TraceError(f"{where}: timestamp is {moment.isoformat()}; a moment from 1970 on is needed") from error
 
 
 def _object(line: str) -> str:

@@ -144,7 +144,7 @@ class MooncakeTrace(Trace):
                 row = decoder.decode(line)
             except msgspec.ValidationError as error:
                 raise TraceError(f"{where}: {field_first(str(error))}; the line is {line.strip()[:120]}") from error
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise TraceError(f"{where}: no JSON object: {error}; the line is {line.strip()[:120]}") from error
             within(where, "timestamp", row.timestamp, 0, _MOST_MS)
             within(where, "input_length", row.input_length, 1, MOST_TOKENS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from telemetry.sim.objectives import LONGEST_GAP, MEASURES, THROUGHPUT, Figures, is_better
 from telemetry.sim.parts import digits
-from telemetry.sim.report import duration
+from telemetry.sim.report import change, duration
 from telemetry.sim.tune_result import Verdict
 from telemetry.sim.whatif_result import Compared
 from telemetry.sim.whatif_words import signed
@@ -135,7 +135,7 @@ def _settings(best: Tried, search: Search) -> str:
 
 def _change(measure: str, row: Compared) -> str:
     before, after = row.before.value, row.after.value
-    share = f" ({after / before - 1:+.0%})" if before and after is not None else ""
+    share = f" ({change(after / before - 1)})" if before and after is not None else ""
     return f"{amount(measure, before)} to {amount(measure, after)}{share}"
 
 
@@ -156,10 +156,10 @@ def _price(objective: str, best: Figures, base: Figures, rows: Mapping[str, Comp
         if measure == objective or not before or after is None:
             continue
         if is_better(measure, before, after) and abs(after - before) > _PRICE * before:
-            change = f"{amount(measure, digits(before))} to {amount(measure, digits(after))}"
+            both = f"{amount(measure, digits(before))} to {amount(measure, digits(after))}"
             row = rows.get(told(measure))
             star = "*" if row is not None and row.is_within_error else ""
-            found.append(f"{MEASURES[measure]} from {change} ({after / before - 1:+.0%}{star})")
+            found.append(f"{MEASURES[measure]} from {both} ({change(after / before - 1)}{star})")
     return f"The price: {', '.join(found)}." if found else ""
 
 

@@ -173,7 +173,7 @@ def _side(
     known: frozenset[str],
 ) -> Side:
     folder = command.write_journals
-    journal = journal_sink(folder / name) if folder is not None else None
+    journal = journal_sink(folder / name, flag="--write-journals") if folder is not None else None
     workload = JournalWorkload(command.journal, limit=command.limit, window=(command.from_s, command.to_s))
     return Side(with_pages(config, pages), pages, workload, cost, journal, version, known)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, Protocol, TypeGuard
 
@@ -229,10 +230,15 @@ def _whole_runs(before: Simulated, after: Simulated) -> list[Compared]:
     ]
     found = []
     for name, unit, (one, other) in rows:
-        change = None if one is None or other is None else other - one
+        change = None if one is None or other is None else _apart(one, other)
         spreads = (Interval(value=digits(value), low=None, high=None) for value in (one, other, change))
         found.append(_compared(name, unit, *spreads))
     return found
+
+
+def _apart(one: float, other: float) -> float:
+    """The difference; 0 of equal numbers whose sums were rounded in another order."""
+    return 0.0 if math.isclose(one, other, rel_tol=1e-9) else other - one
 
 
 def hit_rate(side: Simulated) -> float | None:

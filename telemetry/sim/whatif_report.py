@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from telemetry.sim.report import cost_lines, duration
+from telemetry.sim.report import change, cost_lines, duration
 from telemetry.sim.whatif_result import Choice, Compared, DecisionDifference, Interval, ModelCheck, WhatifResult
 from telemetry.sim.whatif_words import signed
 
@@ -99,7 +99,11 @@ def figures_table(compared: tuple[Compared, ...], resamples: int) -> Table:
 def _signed(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
-    return signed(value) if unit == "s" else ("+" if value > 0 else "") + amount(value, unit)
+    if unit == "s":
+        return signed(value)
+    text = amount(abs(value), unit)
+    sign = "+" if value > 0 else "-"
+    return sign + text if any(digit in "123456789" for digit in text) else text
 
 
 def _spread(spread: Interval, one: Compared) -> str:
@@ -156,6 +160,6 @@ def checks_table(checks: tuple[ModelCheck, ...]) -> Table:
     for name in ("recorded", "simulated", "error"):
         table.add_column(name, justify="right")
     for one in checks:
-        error = "–" if one.error is None else f"{one.error:+.1%}"
+        error = "–" if one.error is None else change(one.error, 1)
         table.add_row(one.name.replace("_", " "), duration(one.recorded), duration(one.simulated), error)
     return table

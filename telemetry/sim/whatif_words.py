@@ -61,4 +61,4 @@ def _worth(one: Compared) -> str:
 
 def signed(seconds: float) -> str:
     """A difference with its sign and unit."""
-    return "0 s" if seconds == 0 else ("+" if seconds > 0 else "-") + duration(abs(seconds))
+    return "0 s" if round(seconds * 1e6) == 0 else ("+" if seconds > 0 else "-") + duration(abs(seconds))
