@@ -130,10 +130,11 @@ class Arrived(Fact, frozen=True):
 class AbortAsked(Fact, frozen=True):
     """Someone asked to end the requests whose id begins with `prefix`, as SGLang reads it; "" means all.
 
+    prefix  a list for a batch; None asks for nobody
     cause  abort | queue_timeout
     """
 
-    prefix: str
+    prefix: str | list[str] | None
     cause: str
 
 

@@ -80,7 +80,7 @@ class Mapper:
             case Arrived():
                 self._arrived(fact)
             case AbortAsked():
-                for rid in [rid for rid in self._lives.by_rid if rid.startswith(fact.prefix)]:
+                for rid in [rid for rid in self._lives.by_rid if rid.startswith(_prefixes(fact.prefix))]:
                     self._out(AbortRequested(*self._head(), rid, "", Cause(fact.cause)))
             case Gone():
                 self._gone(fact)
@@ -377,3 +377,10 @@ class Mapper:
                 len(self._lives.running),
             )
         )
+
+
+def _prefixes(asked: str | list[str] | None) -> tuple[str, ...]:
+    """What ids may begin with: of a batch each of its ids, of nothing nothing."""
+    if asked is None:
+        return ()
+    return (asked,) if isinstance(asked, str) else tuple(one for one in asked if isinstance(one, str))

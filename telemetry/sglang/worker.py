@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -54,6 +56,7 @@ class Worker:
         self.taken = self.dropped = self.delivered = 0
         self._closing = False
         self._stop = threading.Event()
+        _workers.add(self)
         self._thread = threading.Thread(target=self._live, name="admitscope-sglang", daemon=True)
         self._thread.start()
         if at_exit:
@@ -83,7 +86,21 @@ class Worker:
             _log.warning(words, self.taken, self.delivered, self.dropped, self.errors)
         return ended
 
+    def switch_off_copy(self) -> None:
+        """In a forked process: the thread and the journal are the parent's. What is put here is dropped."""
+        self._closing = True
+        self._queue.clear()
+
     def _live(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # an end that a target asks for (SystemExit) is no reason to be silent
+            # First: what comes from here on is dropped and counted, for nobody takes it.
+            self._closing = True
+            left = len(self._queue)
+            self._errors.record(error, f"working: its thread has ended, with {left} facts not delivered")
+
+    def _work(self) -> None:
         try:
             target = self._make()
         except Exception as error:  # a disk that is full, a folder that may not be written: SGLang goes on without
@@ -115,3 +132,16 @@ class Worker:
             action()
         except Exception as error:  # whatever it is, the thread goes on: a full disk may have room again
             self._errors.record(error, doing)
+
+
+#: Those of this process.
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _switch_off_copies() -> None:
+    for worker in list(_workers):
+        worker.switch_off_copy()
+
+
+# SGLang forks: a child would fill a queue that no thread empties.
+os.register_at_fork(after_in_child=_switch_off_copies)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,36 @@ def test_a_journal_that_cannot_be_opened_ends_the_recording_and_nothing_else(cap
     assert worker.dropped == 1
     assert worker.close()
     assert "nothing is recorded" in caplog.text
+
+
+def test_an_exit_that_is_asked_for_ends_the_recording_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    class Exiting(Target):
+        def take(self, fact: Any) -> None:
+            raise SystemExit
+
+    worker = Worker(Exiting, period_s=0.001, at_exit=False)
+    worker.put(fact(0))
+    worker._thread.join(5)
+    worker.put(fact(1))
+    assert (worker.taken, worker.dropped, worker.errors) == (1, 1, 1)
+    assert worker.close()
+    assert "its thread has ended" in caplog.text
+
+
+def test_a_forked_process_records_nothing_and_its_parent_goes_on() -> None:
+    target = Target()
+    worker = Worker(lambda: target, period_s=0.001, at_exit=False)
+    worker.put(fact(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads is what this is about
+        child = os.fork()
+    if child == 0:
+        worker.put(fact(1))
+        os._exit(0 if (worker.dropped, len(worker._queue), worker.close()) == (1, 0, True) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    worker.put(fact(2))
+    assert worker.close()
+    assert target.taken == [0, 2]
 
 
 def test_a_worker_without_room_is_refused() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine.events import (
+    AbortRequested,
     AdmissionDecided,
     AnyEvent,
     EngineStarted,
@@ -28,7 +29,7 @@ from telemetry.journal_reader import JournalReader
 from telemetry.recorded import RecordedSource, Recording
 from telemetry.replay import replay
 from telemetry.schema import LineUnion
-from telemetry.sglang.facts import AnyFact, Arrived, Done, Planned
+from telemetry.sglang.facts import AbortAsked, AnyFact, Arrived, Done, Planned
 from telemetry.sglang.support import NOT_JUDGED, NOT_JUDGED_OVERLAPPED
 from tests.sglang_plugin import recorded
 from tests.sglang_plugin.scenarios import SCENARIOS, Scenario
@@ -242,6 +243,22 @@ def test_an_id_that_is_used_again_while_it_lives_ends_the_first(tmp_path: Path) 
     target = recorded.journal(tmp_path / "j.jsonl", described, numbered)
     assert target.mapper.unmapped == {"id used twice": 1}
     assert check(tmp_path / "j.jsonl").verdict == "held"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_abort_of_a_batch_or_of_nobody_names_whom_it_asks_for(tmp_path: Path, many: bool) -> None:
+    described, facts = recorded.read("plain")
+    at = first(facts, Arrived, lambda fact: True)
+    arrived = facts[at]
+    assert isinstance(arrived, Arrived)
+    asked = AbortAsked(0, arrived.t_ns, [arrived.rid, "nobody"] if many else None, "abort")
+    numbered = [
+        msgspec.structs.replace(fact, number=number)
+        for number, fact in enumerate([*facts[: at + 1], asked, *facts[at + 1 :]])
+    ]
+    recorded.journal(tmp_path / "j.jsonl", described, numbered)
+    asks = [event.rid for event in events_of(tmp_path / "j.jsonl") if isinstance(event, AbortRequested)]
+    assert asks == ([arrived.rid] if many else [])
 
 
 def test_a_result_without_a_plan_is_counted_and_passed_over(tmp_path: Path) -> None:
