@@ -96,11 +96,11 @@ def lines_of(result: Json) -> list[str]:
     )
     out = [facts, "", f"| {' | '.join(_HEADS)} |", "|---|---|---:|---:|---:|---:|---:|---:|---|---:|"]
     for case, judged_case in result["cases"].items():
-        out += [f"| {case} | {' | '.join(_cells(name, one))} |" for name, one in judged_case.items()]
+        out += [f"| {case} | {' | '.join(_cells(name, one, result['repeats']))} |" for name, one in judged_case.items()]
     return [*out, "", *_summary(result), "", *_baseline(result)]
 
 
-def _cells(name: str, one: Json) -> list[str]:
+def _cells(name: str, one: Json, repeats: int) -> list[str]:
     return [
         MEASURES[name],
         duration(_four(one["before_s"])),
@@ -109,7 +109,7 @@ def _cells(name: str, one: Json) -> list[str]:
         f"{one['change_least']:+.0%} to {one['change_most']:+.0%}",
         f"{one['predicted']:+.0%}",
         f"{one['predicted_least']:+.0%} to {one['predicted_most']:+.0%}",
-        _direction(one),
+        _direction(one, repeats),
         f"{one['size_error']:+.0%}",
     ]
 
@@ -118,23 +118,38 @@ def _four(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _direction(one: Json) -> str:
+def is_finding(one: Json, repeats: int) -> bool:
+    """Whether what-if called it a change: from most base journals clear, and larger than its own miss of that run."""
+    return bool(2 * one["called_no_finding"] < repeats)
+
+
+def _direction(one: Json, repeats: int) -> str:
     if not one["repeats_agree"]:
         return "none measured: repeats differ in sign"
+    if not is_finding(one, repeats):
+        return "called no finding"
     return "right" if one["is_direction_right"] else "**wrong**"
 
 
 def _summary(result: Json) -> list[str]:
     rows = [one for case in result["cases"].values() for one in case.values()]
-    clear = [one for one in rows if one["repeats_agree"]]
-    right = sum(one["is_direction_right"] for one in clear)
-    errors = [abs(one["size_error"]) for one in rows]
+    measured_ones = [one for one in rows if one["repeats_agree"]]
+    found = [one for one in measured_ones if is_finding(one, result["repeats"])]
+    right = sum(one["is_direction_right"] for one in found)
     text = (
-        f"Direction: right in {right} of {len(clear)} changes whose repeats agree in sign ({len(rows) - len(clear)} do "
-        f"not). Size: the predicted time after the change is off by {statistics.median(errors):.0%} in the median, "
-        f"{max(errors):.0%} at most, where the time before it is taken as measured."
+        f"Of {len(rows)} changes {len(measured_ones)} have a measured direction (their repeats agree in sign). What-if "
+        f"called {len(measured_ones) - len(found)} of these no finding: not clear, or smaller than its own miss of the "
+        f"base run. Direction: right in {right} of the {len(found)} others."
     )
-    return [text]
+    if not found:
+        return [text]
+    errors, every = ([abs(one["size_error"]) for one in part] for part in (found, rows))
+    size = (
+        f" Size, of these {len(found)}: the predicted time after the change is off by {statistics.median(errors):.0%} "
+        f"in the median, {max(errors):.0%} at most, where the time before it is taken as measured (of all "
+        f"{len(rows)}: {max(every):.0%} at most)."
+    )
+    return [text + size]
 
 
 def _baseline(result: Json) -> list[str]:
