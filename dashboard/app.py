@@ -65,6 +65,7 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
         frame.scrub_bar(viewer, look)
     if name == "now":
         frame.fleet(viewer)
+    frame.say_unknown_view(viewer)
     with st.container(key="live"):
         view.show(viewer, look)
     with download:

@@ -6,7 +6,15 @@ from typing import Any, Final, Literal
 
 from dashboard import formats as f
 from dashboard.feed import Look
-from dashboard.frames import Quantiles, blocker_mix, finish_mix, queue_share, tbt_quantiles, ttft_quantiles
+from dashboard.frames import (
+    Quantiles,
+    blocker_mix,
+    finish_mix,
+    queue_share,
+    still_waiting_longer,
+    tbt_quantiles,
+    ttft_quantiles,
+)
 from dashboard.places import Place
 from dashboard.theme import Palette, blocker_colour
 from dashboard.troubles import trouble
@@ -123,6 +131,7 @@ def _tiles(status: EngineStatus, look: Look, goals: Goals, place: Place) -> list
     ttft = ttft_quantiles(look.requests) if look.requests else Quantiles(None, None, 0)
     tbt = tbt_quantiles(look.latency) if look.latency else Quantiles(None, None, 0)
     queued = queue_share(look.requests) if look.requests else None
+    beyond = still_waiting_longer(look.requests, ttft.p99) if look.requests else 0
     slot = look.latency.slot_s if look.latency else 0.0
     pages = status.kv_pages
     used = pages.private + pages.protected
@@ -153,7 +162,9 @@ def _tiles(status: EngineStatus, look: Look, goals: Goals, place: Place) -> list
             "help": t("Over the last {time}", time=f.duration(status.rate_window_s)),
             "go": {"view": "admission"},
         },
-        _latency_tile("ttft", ttft, t("last 60 s"), [p.ttft_p50_s for p in points], goal=goals[0], queued=queued),
+        _latency_tile(
+            "ttft", ttft, t("last 60 s"), [p.ttft_p50_s for p in points], goal=goals[0], queued=queued, beyond=beyond
+        ),
         _latency_tile(
             "tbt", tbt, t("last {n} s with tokens", n=f"{slot:g}"), [p.tbt_p50_s for p in points], goal=goals[1]
         ),
@@ -199,9 +210,14 @@ def _latency_tile(
     *,
     goal: float | None,
     queued: float | None = None,
+    beyond: int = 0,
 ) -> dict[str, Any]:
-    """Median and 99th percentile; red when the latter is above its objective."""
+    """Median and 99th percentile; red when the latter is above its objective.
+
+    beyond  requests that wait for their first token already longer than the latter
+    """
     share = "" if queued is None else f" · {t('{share} in queue', share=f.share(queued, 1.0))}"
+    share += f" · {t('{n} wait longer than p99', n=f.count(beyond))}" if beyond else ""
     is_late = goal is not None and quantiles.p99 is not None and quantiles.p99 > goal
     return {
         "id": name,

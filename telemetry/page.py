@@ -59,7 +59,7 @@ def names_of(host: str) -> list[str]:
 def _places(command: DashboardCommand) -> list[str]:
     """What the page is to show, as `dashboard/app.py` takes it."""
     words = [word for url in command.urls() for word in ("--url", url)]
-    words += [word for journal in command.journal for word in ("--journal", str(journal.absolute()))]
+    words += [word for journal in command.journals() for word in ("--journal", str(journal.absolute()))]
     words += [] if command.lessons is None else ["--lessons", str(command.lessons.absolute())]
     words += [] if command.trace_url is None else ["--trace-url", command.trace_url]
     words += [] if command.ttft_ms is None else ["--ttft-ms", str(command.ttft_ms)]
@@ -72,7 +72,7 @@ def run_page(command: DashboardCommand) -> int:
         raise ConfigError(f"{APP} is missing: the dashboard is not part of this installation")
     for url in command.urls():
         refuse_odd(url)
-    for journal in command.journal:
+    for journal in command.journals():
         # Raises for a path that is no recording, before a page is promised.
         refuse_one_table(journal)
         if not is_tables(journal):
@@ -84,7 +84,7 @@ def run_page(command: DashboardCommand) -> int:
                 f"port {command.port} on {command.host} is taken: give another --port, or --pick-port for any"
             )
         print(f"port {command.port} is taken: taking {port}", flush=True)
-    shown = ", ".join([*command.urls(), *map(str, command.journal)])
+    shown = ", ".join([*command.urls(), *map(str, command.journals())])
     print(f"the page of {shown} is on http://{command.host}:{port}", flush=True)
     # The pipe ends with this process, however it ends, and the watchdog ends Streamlit with it.
     child = subprocess.Popen(streamlit_command(command, port), stdin=subprocess.PIPE)  # noqa: S603 - ours

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import CliPositionalArg
 
 from invariants.modes import OnViolation
@@ -17,7 +18,12 @@ class SubCommand(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-_Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+(/\S*)?$")]
+_URL: Final = r"^https?://[^/\s]+(/\S*)?$"
+_Url = Annotated[str, Field(pattern=_URL)]
+
+
+def _is_url(text: str) -> bool:
+    return re.match(_URL, text) is not None
 
 
 class DashboardCommand(SubCommand):
@@ -28,11 +34,12 @@ class DashboardCommand(SubCommand):
       admitscope dashboard http://10.0.0.5:8000 --port 8600
       admitscope dashboard http://10.0.0.5:8000 --url http://10.0.0.6:8000
       admitscope dashboard --trace-url http://localhost:16686/trace/{trace_id}
-      admitscope dashboard --journal runs/admitscope-20261130T094500.000000Z.jsonl
+      admitscope dashboard runs/admitscope-20261130T094500.000000Z.jsonl
     """
 
-    address: CliPositionalArg[_Url | None] = None
-    """Where the engine listens: http://… or https://…; 127.0.0.1:8000 when nothing else is to be shown."""
+    address: CliPositionalArg[str | None] = None
+    """Where the engine listens: http://… or https://…; or a journal, as --journal takes it. 127.0.0.1:8000 when nothing
+    else is to be shown."""
     url: list[_Url] = Field(default_factory=list)
     """Another engine beside it; may be given several times."""
     journal: list[Path] = Field(default_factory=list)
@@ -56,10 +63,23 @@ class DashboardCommand(SubCommand):
     lessons: Path | None = None
     """Folder of lesson files for the classroom, beside the built-in ones; docs/teaching.md says how to write one."""
 
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> DashboardCommand:
+        if self.address is not None and not _is_url(self.address) and not Path(self.address).exists():
+            raise ValueError(
+                f"{self.address!r} is neither an engine's address (http://… or https://…) nor a journal on this machine"
+            )
+        return self
+
     def urls(self) -> list[str]:
         """Every engine, in the order given."""
-        given = [*([self.address] if self.address else []), *self.url]
-        return given or ([] if self.journal else ["http://127.0.0.1:8000"])
+        given = [*([self.address] if self.address and _is_url(self.address) else []), *self.url]
+        return given or ([] if self.journals() else ["http://127.0.0.1:8000"])
+
+    def journals(self) -> list[Path]:
+        """Every recorded run, in the order given."""
+        first = [Path(self.address)] if self.address and not _is_url(self.address) else []
+        return [*first, *self.journal]
 
 
 class DemoCommand(SubCommand):

@@ -11,6 +11,7 @@ from dashboard import charts_latency as charts
 from dashboard import formats as f
 from dashboard import frames_latency as frames
 from dashboard.feed import Look
+from dashboard.frames import still_waiting_longer
 from dashboard.session import Viewer
 from dashboard.theme import cause_colour
 from dashboard.views.parts import advice_here, legend, waiting_for_engine
@@ -39,7 +40,7 @@ def show(viewer: Viewer, look: Look) -> None:
             ),
         )
         return
-    _headline(told)
+    _headline(told, look)
     left, right = st.columns([1.25, 1], gap="medium")
     with left:
         _stack(viewer, told)
@@ -53,12 +54,20 @@ def _nothing(title: str, advice: str) -> None:
     st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(advice)}</span></div>')
 
 
-def _headline(told: LatencyBreakdown) -> None:
+def _headline(told: LatencyBreakdown, look: Look) -> None:
     said = frames.queue_sentence(told)
+    tail = frames.tail_of(told, 0.99)
+    beyond = still_waiting_longer(look.requests, tail.ttft_s) if look.requests is not None and tail is not None else 0
     lines = frames.objective_lines(told)
     cards = []
     if said is not None:
-        cards.append(f"<p data-testid='p99-queueing'><b>{escape(said[0])}</b><span>{escape(said[1])}</span></p>")
+        numbers = said[1]
+        if beyond:
+            numbers += " " + t(
+                "{n} requests that still wait for their first token have waited longer than that, and are not in it.",
+                n=f.count(beyond),
+            )
+        cards.append(f"<p data-testid='p99-queueing'><b>{escape(said[0])}</b><span>{escape(numbers)}</span></p>")
     objectives = "".join(f"<li><b>{escape(share)}</b> {escape(words)}</li>" for share, words in lines)
     cards.append(f"<ul data-testid='objectives'>{objectives}</ul>")
     st.html(f'<div class="headline">{"".join(cards)}</div>')

@@ -145,6 +145,9 @@ def test_the_page_is_told_every_engine_journal_and_objective(tmp_path: Path) -> 
     ]
     assert DashboardCommand().urls() == ["http://127.0.0.1:8000"]
     assert DashboardCommand(journal=[journal]).urls() == []
+    journal.touch()
+    bare = DashboardCommand(address=str(journal))
+    assert (bare.urls(), bare.journals()) == ([], [journal]), "a path is a journal"
 
 
 def test_the_page_is_told_who_shows_traces_and_what_else_it_is_called() -> None:
