@@ -77,8 +77,7 @@ class EngineThread:
         self._step_again = False
         self._deadline_ns: int | None = None
         self._aborted_ns: int | None = None  # when what was live at the deadline was aborted
-        self._progress_ns = self._last_token_ns = self._clock.now_ns()
-        self._last_token_ns = 0
+        self._progress_ns, self._last_token_ns = self._clock.now_ns(), 0
         self._work_seen = -1
         self.status = self._status()
 
@@ -204,7 +203,7 @@ class EngineThread:
                 for message in self._mailbox.take(self._patience_s()):
                     self._handle(message)
                 self._enforce_deadline()
-                self._step_again |= self._limits.expire()
+                self._step_again |= self._limits.expire(self._clock.now_ns())
                 if self._engine.has_work or self._step_again:
                     self._step()
                 else:
@@ -258,7 +257,7 @@ class EngineThread:
                 break
             added.append(request.rid)
         if refusal is None:
-            self._siblings.hold(behind)
+            self._siblings.hold(behind, self._clock.now_ns())
             self._live.update(request.rid for request in message.requests)
             self._fresh += len(added)
             # Not before: who cannot be taken displaces nobody.
@@ -314,9 +313,11 @@ class EngineThread:
         """Hand over the choices whose prompt is computed now; the ends of those that get no further."""
         freed, ends = self._siblings.follow(outputs)
         for request in freed:
+            since_ns = self._siblings.since(request.rid)
             try:
                 self._engine.add_request(request)
                 self._fresh += 1
+                self._limits.count_from(request.rid, since_ns, self._clock.now_ns())
             except RequestRefused as error:
                 ends.append(_end(request.rid, FinishReason.REFUSED, str(error)))
         return ends

@@ -28,17 +28,28 @@ class QueueLimits:
         self._engine = engine
         self._timeout_ns = None if timeout_s is None else round(timeout_s * 1e9)
         self._displaces = displaces
+        #: Who had waited before the engine knew it: when its time is up, and how long it is in the engine then.
+        self._waited_before: dict[str, tuple[int, int]] = {}
 
     @property
     def turns_away(self) -> bool:
         """May a request that was accepted be refused after all?"""
         return self._displaces or self._timeout_ns is not None
 
-    def expire(self) -> bool:
+    def count_from(self, rid: str, since_ns: int, now_ns: int) -> None:
+        """A request that the engine has just got began to wait earlier."""
+        if self._timeout_ns is not None:
+            self._waited_before[rid] = (since_ns + self._timeout_ns, max(0, self._timeout_ns - (now_ns - since_ns)))
+
+    def expire(self, now_ns: int) -> bool:
         """End every request that has waited too long for its first admission. True when there was one."""
         if self._timeout_ns is None:
             return False
-        return self._turn_away(self._engine.overdue(self._timeout_ns), Cause.QUEUE_TIMEOUT)
+        late = self._engine.overdue(self._timeout_ns)
+        for rid in [rid for rid, (due_ns, _) in self._waited_before.items() if due_ns <= now_ns]:
+            if rid in self._engine.overdue(self._waited_before.pop(rid)[1]) and rid not in late:
+                late.append(rid)
+        return self._turn_away(late, Cause.QUEUE_TIMEOUT)
 
     def find_room(self, requests: Sequence[EngineRequest], places: int) -> list[str] | None:
         """Who would have to leave so that `requests`, which lack `places`, may wait; None when they may not."""

@@ -24,6 +24,7 @@ class Siblings:
         self._share_from = share_from
         self._behind: Held = {}
         self._first_of: dict[str, str] = {}
+        self._since: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._first_of)
@@ -40,10 +41,12 @@ class Siblings:
                 now.append(request)
         return now, behind
 
-    def hold(self, behind: Held) -> None:
-        """Keep these until `follow` lets them go."""
+    def hold(self, behind: Held, now_ns: int = 0) -> None:
+        """Keep these until `follow` lets them go. Their wait began now, unless it had begun before."""
         for first, requests in behind.items():
             self._behind[first] = requests
+            for request in requests:
+                self._since.setdefault(request.rid, now_ns)
             self._first_of.update((request.rid, first) for request in requests)
 
     def drop(self, rid: str) -> bool:
@@ -51,12 +54,17 @@ class Siblings:
         first = self._first_of.pop(rid, None)
         if first is None:
             return False
+        del self._since[rid]
         left = [request for request in self._behind[first] if request.rid != rid]
         if left:
             self._behind[first] = left
         else:
             del self._behind[first]
         return True
+
+    def since(self, rid: str) -> int:
+        """When the wait of a request that `follow` let go began; it is forgotten here then."""
+        return self._since.pop(rid)
 
     def follow(self, outputs: Sequence[TokenOutput]) -> tuple[list[EngineRequest], list[TokenOutput]]:
         """Who goes to the engine after a step with these `outputs`, and the ends of those who share a refusal.
@@ -72,6 +80,8 @@ class Siblings:
             for request in requests:
                 del self._first_of[request.rid]
             if output.finish is FinishReason.REFUSED:
+                for request in requests:
+                    del self._since[request.rid]
                 ends += [msgspec.structs.replace(output, rid=request.rid) for request in requests]
             elif output.token_id is None:
                 freed.append(requests[0])

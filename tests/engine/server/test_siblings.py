@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from engine.events import StepPlanned
 from engine.llm_engine import EngineRequest, TokenOutput
-from engine.request import FinishReason
+from engine.request import Cause, FinishReason
 from engine.sampling_params import SamplingParams
+from engine.server.queue_limits import QueueLimits
 from engine.server.siblings import Siblings
 from tests.engine.server.live import GatedExecutor, LiveServer, until
 from tests.engine.server.test_disconnects import leave
@@ -158,6 +159,52 @@ def test_short_prompts_equal_prompts_of_others_and_no_sharing_hold_nobody() -> N
         (40, [request("a", one), request("b", other)]),
     ):
         assert Siblings(share_from).divide(requests) == (requests, {})
+
+
+def test_the_wait_of_who_is_held_counts_from_the_beginning() -> None:
+    """Also when the first ends early and another goes first; a refusal and an abort leave nothing behind."""
+    siblings = held()
+    siblings.follow([output("r0", token=None, finish=FinishReason.ABORT)])
+    siblings.drop("r3")
+    siblings.hold({}, 99)
+    assert siblings.since("r1") == 0
+    siblings.follow([output("r1")])
+    assert siblings.since("r2") == 0
+    assert siblings._since == {}
+
+
+class Waiting:
+    """A queue whose members entered at a time; who was admitted is not in it."""
+
+    def __init__(self, entered_ns: dict[str, int]) -> None:
+        self.entered_ns = entered_ns
+        self.now_ns = 0
+        self.refused: list[str] = []
+
+    def overdue(self, limit_ns: int, /) -> list[str]:
+        return [rid for rid, at in self.entered_ns.items() if self.now_ns - at >= limit_ns]
+
+    def displaceable(self, _priority: int | None, _count: int, /) -> list[str]:
+        return []
+
+    def turn_away(self, rid: str, cause: Cause, /) -> bool:
+        assert cause is Cause.QUEUE_TIMEOUT
+        del self.entered_ns[rid]
+        self.refused.append(rid)
+        return True
+
+
+def test_a_time_behind_another_is_taken_off_the_time_in_the_queue() -> None:
+    queue = Waiting({"freed": 70, "admitted": 70, "plain": 70})
+    limits = QueueLimits(queue, timeout_s=100e-9, displaces=False)
+    for rid in ("freed", "admitted"):
+        limits.count_from(rid, 20, 70)
+    del queue.entered_ns["admitted"]
+    for now_ns, refused in ((119, []), (120, ["freed"]), (169, ["freed"]), (170, ["freed", "plain"])):
+        queue.now_ns = now_ns
+        limits.expire(now_ns)
+        assert queue.refused == refused
+    assert limits._waited_before == {}
 
 
 @given(
