@@ -175,7 +175,14 @@ def _request_row(row: dict[Any, Any], colours: Palette) -> dict[str, Any]:
 
 _PASS_COLUMNS: Final = (
     _column(mark("Step"), "num"),
-    _column(mark("Ended by"), "text", help_text=mark("what ended the pass, and at which request")),
+    _column(
+        mark("Ended by"),
+        "text",
+        help_text=mark(
+            "what ended the pass, and at which request. rows exhausted: this pass found no free row; full flag set: an "
+            "earlier pass found the batch full, nobody has left since, and so nobody was looked at"
+        ),
+    ),
     _column(mark("Looked at"), "num", "req", mark("candidates examined")),
     _column(mark("Admitted"), "num", "req"),
     _column(mark("Prefill"), "num", "tok"),
