@@ -95,7 +95,10 @@ def test_a_refusal_that_compared_no_tokens_is_told_but_not_drawn(worked_pass: o.
     row = worked_pass.model_copy(update={"candidates": (*worked_pass.candidates[:2], refused)})
     assert not any(one.refused for one in fp.waterfalls(row))
     assert frames.refusal_of(row) == frames.Refusal("C", "rows_exhausted", None, 1, 0)
-    assert "rows exhausted (rows: needs 1 with those of its pass, max_running_requests leaves 0)" in fp.story(row, LIGHT)["ending"]
+    assert (
+        "rows exhausted (rows: needs 1 with those of its pass, max_running_requests leaves 0)"
+        in fp.story(row, LIGHT)["ending"]
+    )
 
 
 def test_a_ledger_without_a_limit_says_so(worked_pass: o.PassRow) -> None:
