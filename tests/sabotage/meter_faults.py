@@ -45,9 +45,9 @@ def _after(metrics: MetricsSink, patch: pytest.MonkeyPatch, change: Callable[[An
 def leaves_uncounted(metrics: MetricsSink, patch: pytest.MonkeyPatch) -> None:
     original = QueueWatch.leave
 
-    def broken(self: QueueWatch, request: RequestTimeline, t_ns: int) -> None:
+    def broken(self: QueueWatch, request: RequestTimeline, t_ns: int, *, is_admitted: bool = False) -> None:
         blocker = request.blocker
-        original(self, request, t_ns)
+        original(self, request, t_ns, is_admitted=is_admitted)
         if blocker is not None:
             self.counts[blocker] += 1
 
