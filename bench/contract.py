@@ -101,7 +101,7 @@ def _play(
         deadline=None,
         database=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # cases come from a document: slow, large and often filtered
     )
     @given(case=cases, knows_model=st.integers(0, 9))
     def play(case: Any, knows_model: int) -> None:

@@ -213,8 +213,7 @@ class LLMEngine:
         if self.scheduler.state.has_work or not self._was_idle:
             try:
                 outputs.extend(self._run_step())
-            except Exception as error:
-                # Whatever broke here broke between writes: the state can no longer be trusted.
+            except Exception as error:  # whatever broke, broke between writes: the state can no longer be trusted
                 self._dead = f"{type(error).__name__}: {error}"
                 raise
         for rid, _ in ends:

@@ -184,7 +184,7 @@ class EvidenceRecorder:
                 return "full"
             partial.rename(target)
         except BaseException:  # an interrupt too must leave no half bundle
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)  # a disk that fails may fail here too: the first error counts
             raise
         self._left -= size
         broken, context = case.violation, {"rid": case.violation.rid, "step": case.violation.step}

@@ -25,7 +25,7 @@ def data(rows: Sequence[Row]) -> Any:
     """Rows inside the chart itself: nothing is loaded when it is drawn."""
     import altair
 
-    return altair.Data(values=list(rows))  # type: ignore[no-untyped-call]
+    return altair.Data(values=list(rows))  # type: ignore[no-untyped-call]  # the library leaves it without annotations
 
 
 def drawn(chart: Any) -> str:

@@ -14,6 +14,9 @@ from engine.executor.torch_executor import TorchExecutor
 from engine.models.packaged import packaged_gguf_path
 from tests.engine.models.gguf_files import gguf_of
 
+#: transformers and torch warn of their own internals, which nobody here can mend.
+pytestmark = pytest.mark.filterwarnings("default")
+
 #: float32 sums of a few hundred products, 30 layers deep, come out near 1e-6; a wrong constant gives 1e-2 or more.
 RELATIVE_ERROR = 5e-6
 
@@ -25,7 +28,6 @@ def check(result: accuracy.Agreement) -> None:
     assert result.greedy_equal == result.greedy_total
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("shard_size", [None, "100KB"], ids=["one-file", "sharded"])
 def test_tiny_llama_from_a_folder(tmp_path: Path, shard_size: str | None) -> None:
     oracle = accuracy.tiny_model(tmp_path, shard_size=shard_size)
@@ -80,7 +82,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_the_family(tmp_path: Path, variant: str) -> None:
     family, settings = VARIANTS[variant]
@@ -127,7 +128,6 @@ GGUF_VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", GGUF_VARIANTS)
 def test_variants_from_gguf_files(tmp_path: Path, variant: str) -> None:
     family, settings, facts = GGUF_VARIANTS[variant]
@@ -138,7 +138,6 @@ def test_variants_from_gguf_files(tmp_path: Path, variant: str) -> None:
     check(accuracy.compare(executor, oracle, prompts, new_tokens=16))
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_model_with_other_weights_would_be_noticed(tmp_path: Path) -> None:
     """Sabotage: the same shapes from another seed do not pass the comparison."""
     accuracy.tiny_model(tmp_path, seed=1)
@@ -150,7 +149,6 @@ def test_a_model_with_other_weights_would_be_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.filterwarnings("default")
 def test_smollm2_from_gguf_in_chunks_and_company() -> None:
     """The packaged model; its prompts then run again in pieces, mixed with decodes, and must answer the same."""
     oracle = accuracy.smollm2_oracle(packaged_gguf_path())

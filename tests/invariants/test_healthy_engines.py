@@ -19,6 +19,7 @@ from invariants import InvariantChecker
 from tests.builders import CoreRun
 from tests.workloads import JOBS, MAX_STEPS, Job, configs
 
+#: Too slow: an example is the life of a whole engine, audited after each step.
 quick = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

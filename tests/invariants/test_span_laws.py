@@ -77,6 +77,7 @@ STEPS = st.lists(
 )
 
 
+# Too slow: an example is the life of a whole engine.
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(moves=STEPS, responds=st.booleans(), rate=st.sampled_from((1.0, 1_000.0)))
 def test_a_sink_that_lags_behind_agrees_as_of_its_own_event(moves: Any, responds: bool, rate: float) -> None:

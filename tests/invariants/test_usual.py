@@ -61,6 +61,7 @@ class Pair:
             assert self.quick.checks_by_group == self.slow.checks_by_group
 
 
+# Too slow: an example is the life of a whole engine.
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=st.one_of(configs(), configs(accounting="exact")), work=JOBS)
 def test_books_are_the_same_whether_laws_are_asked_together_or_one_by_one(

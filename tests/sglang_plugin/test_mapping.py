@@ -140,7 +140,7 @@ def test_a_journal_says_who_decided_and_what_it_lacks(journals: dict[str, Path])
     assert source is not None
     assert (source.name, source.version, source.overlaps) == ("sglang", "sglang 0.5.23", True)
     assert "PagesMoved" in source.absent
-    assert not JournalReader(journals["plain"]).header.source.overlaps  # type: ignore[union-attr]
+    assert not JournalReader(journals["plain"]).header.source.overlaps
     with pytest.raises(JournalError, match=r"sglang 0\.5\.23 decided this.*page keys"):
         replay(journals["plain"])
     with pytest.raises(JournalError, match="no snapshot"):
@@ -200,7 +200,7 @@ def test_a_ledger_that_was_charged_too_little_is_found(tmp_path: Path) -> None:
 def test_a_piece_that_does_not_begin_where_the_last_one_ended_is_found(tmp_path: Path) -> None:
     described, facts = recorded.read("plain")
     at = first(facts, Planned, lambda fact: any(row.prefix_len and row.is_last for row in fact.rows))
-    rows = tuple(msgspec.structs.replace(row, prefix_len=row.prefix_len - 1) for row in facts[at].rows)  # type: ignore[union-attr]
+    rows = tuple(msgspec.structs.replace(row, prefix_len=row.prefix_len - 1) for row in facts[at].rows)
     recorded.journal(tmp_path / "j.jsonl", described, altered(facts, at, rows=rows))
     assert "INV-CHUNK-02" in check(tmp_path / "j.jsonl").counts
 
@@ -208,7 +208,7 @@ def test_a_piece_that_does_not_begin_where_the_last_one_ended_is_found(tmp_path:
 def test_a_decode_that_left_somebody_out_is_found(tmp_path: Path) -> None:
     described, facts = recorded.read("plain")
     at = first(facts, Planned, lambda fact: len(fact.decodes) > 1)
-    recorded.journal(tmp_path / "j.jsonl", described, altered(facts, at, decodes=facts[at].decodes[1:]))  # type: ignore[union-attr]
+    recorded.journal(tmp_path / "j.jsonl", described, altered(facts, at, decodes=facts[at].decodes[1:]))
     assert "INV-STEP-03" in check(tmp_path / "j.jsonl").counts
 
 

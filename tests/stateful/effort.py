@@ -16,5 +16,6 @@ def effort(examples: int, *, steps: int = 40) -> settings:
         max_examples=examples * FACTOR,
         stateful_step_count=steps,
         deadline=None,
+        # A program drives a whole engine, and rules that cannot apply are passed over.
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )

@@ -81,6 +81,7 @@ class Rig:
         self.ended.clear()
 
 
+# Too slow: an example is the life of a whole engine.
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=configs(), work=JOBS, responds=st.booleans())
 def test_metrics_and_times_equal_the_second_books(config: EngineConfig, work: list[Job], responds: bool) -> None:

@@ -111,6 +111,7 @@ def test_rotated_and_compressed_segments_replay(tmp_path: Path, recorded: Any) -
     assert replay(segment_path(path, 2)) == report, "any file of a journal names it"
 
 
+# The folder of a test is used again by all its examples: each writes its file anew.
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(min_value=0))
 def test_a_torn_journal_replays_up_to_the_tear(tmp_path: Path, recorded: Any, cut: int) -> None:

@@ -22,6 +22,7 @@ from telemetry.journal_reader import JournalReader
 from telemetry.replay import replay
 from telemetry.settings import ServeCommand, UsageError, environment_name, parse
 
+#: The folder of a test is used again by all its examples: each writes its file anew.
 EFFORT = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ODD = st.one_of(
     st.sampled_from(

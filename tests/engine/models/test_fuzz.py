@@ -31,6 +31,7 @@ from tests.engine.text.test_tokenizers import byte_level_backend
 
 #: What loading may add to the largest size of this process; the files have some 200 KB.
 MOST_KIB = 256 * 1024
+#: The folder of a test is used again by all its examples: each writes its file anew.
 EFFORT = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 HUGE = [0, 1, -1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1, 2**64, 10**30, -(10**30)]

@@ -61,6 +61,7 @@ class Watch:
             assert event.reserved_new_tokens == 0
 
 
+# Too slow: an example is the life of a whole engine.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=configs(accounting="exact"), work=JOBS)
 def test_no_miss_no_overdraft_and_everyone_ends(config: EngineConfig, work: list[Job]) -> None:

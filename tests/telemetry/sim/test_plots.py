@@ -66,7 +66,7 @@ def test_a_long_run_keeps_few_points_and_every_peak() -> None:
     assert len(rows) <= 2 * MOST_POINTS
     assert max(int(row["requests"] or 0) for row in rows) == 77
     seconds = [row["s"] for row in rows[::2]]
-    assert seconds == sorted(seconds)  # type: ignore[type-var]
+    assert seconds == sorted(seconds)
 
 
 def test_nothing_measured_draws_nothing() -> None:
