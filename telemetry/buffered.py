@@ -159,7 +159,7 @@ class BufferedSink:
         self._period_s = period_s
         self._queue: deque[AnyEvent] = deque()
         #: (events delivered before it, what to do then), in that order.
-        self._calls: deque[tuple[int, Callable[[], None]]] = deque()
+        self._calls: deque[tuple[int, Callable[[], object]]] = deque()
         self._errors = ErrorLog(component)
         self._accepted = 0
         self._delivered = 0
@@ -209,7 +209,7 @@ class BufferedSink:
             self._errors.last,
         )
 
-    def call(self, action: Callable[[], None]) -> None:
+    def call(self, action: Callable[[], object]) -> None:
         """Run `action` on the worker once all that was emitted before is delivered, and anything after it is.
 
         For the engine thread. What it raises is counted as an error of this component. After `close` nobody runs it.
@@ -390,7 +390,7 @@ class BufferedSink:
         # Not left out for whoever waits in `catch_up`: a scrape must not hold up a step either.
         time.sleep(0 if self._closing or len(self._queue) > _BACKLOG else BREAK_S)
 
-    def _guard(self, action: Callable[[], None], doing: str) -> None:
+    def _guard(self, action: Callable[[], object], doing: str) -> None:
         try:
             action()
         except Exception as error:  # whatever a listener raises must not end its thread

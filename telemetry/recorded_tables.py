@@ -195,22 +195,6 @@ class TableEvents(TableRecording):
             event = _made(where, StepCompleted, fields)
             yield event.seq, event
 
-    def _with_rows(self) -> Iterator[tuple[str, Row, list[Row]]]:
-        """(where, step, its rows) of every step. Raises JournalError where rows were lost."""
-        batches = self._batches_of_steps()
-        ahead = next(batches, None)
-        for where, row in self._table("steps"):
-            while ahead is not None and ahead[0] < row["step"]:
-                ahead = next(batches, None)
-            rows = ahead[1] if ahead is not None and ahead[0] == row["step"] else []
-            counted = (row["num_prefills"] or 0) + (row["num_decodes"] or 0)
-            if len(rows) != counted:
-                raise JournalError(f"{where}: step_rows has {len(rows)} rows of step {row['step']}, not {counted}")
-            yield where, row, rows
-
-    def _count(self, table: str) -> int:
-        return sum(self._opened(table, file).metadata.num_rows for file in self._of_engine(table))
-
 
 def _made(where: str, kind: type[Any], row: Row) -> Any:
     """The event of a row. Raises JournalError for a word or number that none of ours has."""

@@ -109,7 +109,7 @@ class TableRecording:
 
     def arrivals(self) -> int:
         """How many requests there are."""
-        return sum(self._opened("requests", file).metadata.num_rows for file in self._of_engine("requests"))
+        return self._count("requests")
 
     def events(self) -> Iterator[Heard]:
         """Everything in its order. Raises JournalError for what cannot be a table of ours."""
@@ -148,26 +148,31 @@ class TableRecording:
 
     def _steps(self) -> Iterator[tuple[int, Heard]]:
         """Plan and completion of every step that was completed."""
-        batches = self._batches_of_steps()
-        ahead = next(batches, None)
-        for where, row in self._table("steps"):
-            while ahead is not None and ahead[0] < row["step"]:
-                ahead = next(batches, None)
-            rows = ahead[1] if ahead is not None and ahead[0] == row["step"] else []
+        for where, row, rows in self._with_rows():
             if row["done_seq"] is None:
                 continue
-            counted = row["num_prefills"] + row["num_decodes"]
-            if len(rows) != counted:
-                raise JournalError(
-                    f"{self.path}: step_rows has {len(rows)} rows of step {row['step']}, steps counts {counted}: rows "
-                    "were lost when the tables were written"
-                )
             try:
                 pair = _planned(row, rows), _completed(row, rows)
             except (ValueError, TypeError) as error:  # a word that is none of ours, or no number where one has to be
                 raise JournalError(f"{where}: {error}") from error
             for event in pair:
                 yield event.seq, event
+
+    def _with_rows(self) -> Iterator[tuple[str, Row, list[Row]]]:
+        """(where, step, its rows) of every step. Raises JournalError where rows were lost."""
+        batches = self._batches_of_steps()
+        ahead = next(batches, None)
+        for where, row in self._table("steps"):
+            while ahead is not None and ahead[0] < row["step"]:
+                ahead = next(batches, None)
+            rows = ahead[1] if ahead is not None and ahead[0] == row["step"] else []
+            counted = (row["num_prefills"] or 0) + (row["num_decodes"] or 0)
+            if len(rows) != counted:
+                raise JournalError(
+                    f"{where}: step_rows has {len(rows)} rows of step {row['step']}, steps counts {counted}: rows were "
+                    "lost when the tables were written"
+                )
+            yield where, row, rows
 
     def _batches_of_steps(self) -> Iterator[tuple[int, list[Row]]]:
         """(step, its rows)."""
@@ -195,6 +200,9 @@ class TableRecording:
                     raise JournalError(f"{file}: row {number}: {order} is {row[order]}, after {before}")
                 before = row[order]
                 yield f"{file}: row {number}", row
+
+    def _count(self, table: str) -> int:
+        return sum(self._opened(table, file).metadata.num_rows for file in self._of_engine(table))
 
     def _opened(self, table: str, file: Path) -> Any:
         """The file, with every column that is needed, of its kind."""
