@@ -89,7 +89,7 @@ def short_requests(count: int, *, seed: int = 1) -> Iterator[str]:
 
 
 def machine() -> str:
-    """The machine in one line. Nothing heavy is imported for it: a child starts with its parent's peak of memory."""
+    """The machine in one line."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     name = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
@@ -106,10 +106,23 @@ def _resident_mib(pid: int) -> float | None:
     return None if found is None else int(found.split()[1]) / 1024
 
 
-def _watch(pid: int, lines: IO[str]) -> tuple[list[tuple[float, float]], list[str]]:
-    """(share done, MiB) at each line of progress, and what else it said."""
+#: Starts the command and says what it used. A process between, since a child starts with its parent's peak of memory
+#: (`exec` carries it over), and this one has next to none.
+_BETWEEN: Final = """
+import os, sys
+pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-m", "telemetry.cli", *sys.argv[1:]])
+print(pid, file=sys.stderr, flush=True)
+_, status, used = os.wait4(pid, 0)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss, file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status) & 255)
+"""
+
+
+def _watch(lines: IO[str]) -> tuple[list[tuple[float, float]], list[str]]:
+    """(share done, MiB) at each line of progress, and what else was said. The first line names the process."""
     held: list[tuple[float, float]] = []
     said: list[str] = []
+    pid = int(lines.readline())
     for line in lines:
         if line.startswith(_PROGRESS):
             mib = _resident_mib(pid)
@@ -124,30 +137,27 @@ def measured(words: list[str]) -> tuple[str, dict[str, Any]]:
     """What `admitscope WORDS` printed, and what it cost. Raises RuntimeError when it failed."""
     with tempfile.TemporaryFile("w+") as answer:
         began = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "telemetry.cli", *words],
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", _BETWEEN, *words],
             stdout=answer,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **_ONE_CORE},
-        )
-        assert process.stderr is not None
-        held, said = _watch(process.pid, process.stderr)
-        # Its own use, not that of all children so far.
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        process.stderr.close()
+        ) as process:
+            assert process.stderr is not None
+            held, said = _watch(process.stderr)
         wall_s = time.monotonic() - began
+        cpu_s, peak = said.pop().split()
         if process.returncode:
             raise RuntimeError(f"admitscope {' '.join(words)}: status {process.returncode}: {''.join(said)}")
         answer.seek(0)
         return answer.read(), {
             "wall_s": round(wall_s, 1),
-            "cpu_s": round(usage.ru_utime + usage.ru_stime, 1),
+            "cpu_s": round(float(cpu_s), 1),
             "half_mib": next((round(mib) for share, mib in held if share >= 0.5), None),
             "end_mib": round(held[-1][1]) if held else None,
             # Kilobytes on Linux, bytes on macOS.
-            "peak_mib": round(usage.ru_maxrss / (1024 * 1024 if sys.platform == "darwin" else 1024)),
+            "peak_mib": round(int(peak) / (1024 * 1024 if sys.platform == "darwin" else 1024)),
         }
 
 
