@@ -27,7 +27,7 @@ from telemetry.settings import (
     parse,
 )
 from telemetry.settings_page import DashboardCommand, DemoCommand
-from telemetry.sim.commands import SimCommand, TuneCommand, WhatifCommand
+from telemetry.sim.commands import SimCommand, SweepCommand, TuneCommand, WhatifCommand
 
 USAGE_STATUS = 2
 #: Refusals of a name as such, wherever it is first looked at.
@@ -96,7 +96,7 @@ def run(command: Command) -> int:  # noqa: PLR0911 - one return for each command
 
             _say_which_run(command.journal)
             return run_export(command)
-        case SimCommand() | WhatifCommand() | TuneCommand():
+        case SimCommand() | SweepCommand() | WhatifCommand() | TuneCommand():
             from telemetry.sim.command_line import run_simulation, source_of
 
             _say_which_run(source_of(command))

@@ -31,7 +31,7 @@ from invariants.modes import OnViolation
 from telemetry.checker_settings import CheckerConfig
 from telemetry.lessons.command import LessonCommand
 from telemetry.settings_page import DashboardCommand, DemoCommand, SubCommand
-from telemetry.sim.commands import SimCommand, TuneCommand, WhatifCommand
+from telemetry.sim.commands import SimCommand, SweepCommand, TuneCommand, WhatifCommand
 from telemetry.spans.config import TraceConfig
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
@@ -262,6 +262,7 @@ Command = (
     | CheckCommand
     | ExportCommand
     | SimCommand
+    | SweepCommand
     | WhatifCommand
     | TuneCommand
     | DashboardCommand
@@ -305,6 +306,7 @@ class Root(BaseSettings):
     check: CliSubCommand[CheckCommand]
     export: CliSubCommand[ExportCommand]
     sim: CliSubCommand[SimCommand]
+    sweep: CliSubCommand[SweepCommand]
     whatif: CliSubCommand[WhatifCommand]
     tune: CliSubCommand[TuneCommand]
     dashboard: CliSubCommand[DashboardCommand]

@@ -1,4 +1,4 @@
-"""`sim`, `whatif` and `tune` at a terminal. Owns: running them, what is printed, and the exit status."""
+"""`sim`, `sweep`, `whatif` and `tune` at a terminal. Owns: running them, what is printed, and the exit status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from telemetry.settings import UsageError
-from telemetry.sim.commands import SimCommand, TuneCommand, WhatifCommand
+from telemetry.sim.commands import SimCommand, SweepCommand, TuneCommand, WhatifCommand
 from telemetry.sim.cost_model import save_cost
 from telemetry.sim.progress import meter
 from telemetry.sim.report import show_result
@@ -25,21 +25,23 @@ INTERRUPTED: Final = 130
 _DRAWING: Final = ("altair", "vl_convert")
 
 
-def run_simulation(command: SimCommand | WhatifCommand | TuneCommand) -> int:
+def run_simulation(command: SimCommand | SweepCommand | WhatifCommand | TuneCommand) -> int:
     """Run one. Returns the exit status; raises AdmitscopeError for what a person must change."""
     match command:
         case SimCommand():
             return run_sim(command)
+        case SweepCommand():
+            return run_sweep(command)
         case WhatifCommand():
             return run_whatif(command)
         case TuneCommand():
             return run_tune(command)
 
 
-def source_of(command: SimCommand | WhatifCommand | TuneCommand) -> Path:
+def source_of(command: SimCommand | SweepCommand | WhatifCommand | TuneCommand) -> Path:
     """What it reads: a file, or a folder that may hold several runs."""
     match command:
-        case SimCommand():
+        case SimCommand() | SweepCommand():
             return Path(command.trace)
         case WhatifCommand():
             return command.journal
@@ -64,6 +66,24 @@ def run_sim(command: SimCommand) -> int:
         print(result.model_dump_json(indent=1))
     else:
         show_result(result, Console())
+    return 1 if result.violations else 0
+
+
+def run_sweep(command: SweepCommand) -> int:
+    """Simulate each load and print. 0, or 1 when a law broke."""
+    if command.plot is not None:
+        _need(*_DRAWING)
+    from telemetry.sim.sweep import sweep
+    from telemetry.sim.sweep_report import draw_sweep, show_sweep
+
+    with meter(quiet=command.json_output, lines=command.progress_lines) as progress:
+        result = sweep(command, progress, version=_version())
+    if command.plot is not None:
+        result = result.model_copy(update={"plot": str(draw_sweep(result, command.plot))})
+    if command.json_output:
+        print(result.model_dump_json(indent=1))
+    else:
+        show_sweep(result, Console())
     return 1 if result.violations else 0
 
 

@@ -1,9 +1,9 @@
-"""The commands of the simulator as data. Owns: flags, defaults and help of `sim`, `whatif` and `tune`."""
+"""The commands of the simulator as data. Owns: flags, defaults and help of `sim`, `sweep`, `whatif` and `tune`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg
@@ -11,6 +11,7 @@ from pydantic_settings import CliPositionalArg
 from telemetry.settings_page import SubCommand
 
 _MOST: Final = 10**9
+_MOST_LOADS: Final = 64
 
 
 def chosen_arrivals(rate_scale: float, rate: float | None, concurrency: int | None) -> None:
@@ -74,6 +75,88 @@ class SimCommand(SubCommand):
     def _one_kind_of_arrivals(self) -> SimCommand:
         chosen_arrivals(self.rate_scale, self.rate, self.concurrency)
         return self
+
+
+_Speed = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class SweepCommand(SubCommand):
+    """Simulate a trace at several loads, one after the other: where do waits begin to grow?
+
+    Exactly one of --rate-scale, --rate and --concurrency, with two values or more. Everything but the load is the same
+    at each; requests, lengths and shared prefixes are those of TRACE, which is read as `sim` reads it.
+    With --at-most it says up to which of these loads the limits are kept.
+    Exit status 0 when all were simulated, 1 when a law of the engine broke, 2 for what cannot be read or is set so.
+
+    examples:
+      admitscope sweep azure-conv --limit 500 --cost h200-8b --rate 2,4,8,16 --at-most ttft_p99=1s
+      admitscope sweep mooncake --limit 500 --cost h200-8b --rate-scale 0.1,0.2,0.4 --plot load.svg
+      admitscope sweep journals/RUN.jsonl --concurrency 1,4,16,64 --json
+    """
+
+    trace: CliPositionalArg[str]
+    """File, folder of a journal, or mooncake, azure-conv."""
+    rate_scale: tuple[_Speed, ...] = Field((), max_length=_MOST_LOADS)
+    """Requests come this many times as fast as recorded; values with commas."""
+    rate: tuple[_Speed, ...] = Field((), max_length=_MOST_LOADS)
+    """Requests a second on average, with gaps by chance (Poisson, of --seed); values with commas."""
+    concurrency: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field((), max_length=_MOST_LOADS)
+    """Closed loop: so many clients, each sending its next request when the last one ended; values with commas."""
+    at_most: tuple[str, ...] = ()
+    """A limit to keep, as ttft_p99=1s, or tbt_p99=2x of the lowest load; several times."""
+    set: tuple[str, ...] = ()
+    """A setting of the engine, as chunked_prefill_size=256; several times."""
+    limit: int | None = Field(None, ge=1, le=_MOST)
+    """The first so many requests only."""
+    ask_for: int | None = Field(None, ge=1, le=2**24)
+    """Tokens that each request of a trace asks for at most. Unset: as many as its answer has."""
+    seed: int = Field(0, ge=0)
+    """Of --rate and of the `random` order; the same at each load."""
+    cost: str | None = None
+    """Cost model: a preset or a file. Unset: a journal's own steps, else smollm2-cpu."""
+    plot: Path | None = None
+    """SVG file to draw TTFT, TBT and throughput over the load in; needs the extra `plot`."""
+    check: bool = True
+    """Judge every event by the laws of the engine."""
+    json_output: bool = Field(False, alias="json")
+    """Print one JSON object instead of a table."""
+    progress_lines: bool = False
+    """Print progress as lines on stderr, for programs."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_loads(self) -> SweepCommand:
+        named = [flag for flag in _LOADS if getattr(self, flag)]
+        flags = [f"--{flag.replace('_', '-')}" for flag in named or _LOADS]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(flags)} contradict each other: each says when requests come")
+        if not named or len(set(self.loads())) < 2:
+            raise ValueError(f"{' or '.join(flags)}: a sweep needs two values or more, as in {flags[0]} 1,2,4")
+        return self
+
+    @property
+    def by(self) -> str:
+        """What is swept: rate_scale, rate or concurrency."""
+        return next(flag for flag in _LOADS if getattr(self, flag))
+
+    def loads(self) -> list[float]:
+        """The values, each once, lowest first."""
+        return sorted(set(getattr(self, self.by)))
+
+    def simulation(self, load: float | None = None) -> SimCommand:
+        """The run at one of the loads; None: as recorded."""
+        arrivals = {} if load is None else {self.by: load}
+        return SimCommand(
+            trace=self.trace,
+            set=self.set,
+            limit=self.limit,
+            ask_for=self.ask_for,
+            seed=self.seed,
+            cost=self.cost,
+            **arrivals,
+        )
+
+
+_LOADS: Final = ("rate_scale", "rate", "concurrency")
 
 
 class WhatifCommand(SubCommand):

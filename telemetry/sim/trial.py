@@ -31,16 +31,26 @@ class Trial:
 
     arrivals    its own: reading moves them
     is_checked  judge every event by the laws of the engine
+    watch       hears every event too
     """
 
-    def __init__(self, plan: Plan, arrivals: Arrivals, *, cost: CostModel, is_checked: bool, version: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        arrivals: Arrivals,
+        *,
+        cost: CostModel,
+        is_checked: bool,
+        version: str,
+        watch: EventSink | None = None,
+    ) -> None:
         self.config = plan.config
         self.served: dict[str, Served] = {}
         self._known = plan.known
         self.measure = Measure(self._ended)
         self.estimator = Estimator(cost)
         self.checker = InvariantChecker(on_violation="record") if is_checked else None
-        sinks: list[EventSink] = [self.measure, *([self.checker] if self.checker is not None else [])]
+        sinks: list[EventSink] = [sink for sink in (self.measure, self.checker, watch) if sink is not None]
         self.loop = Loop(
             plan.config,
             num_pages=plan.num_pages,

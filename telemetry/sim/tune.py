@@ -7,7 +7,7 @@ requests, the part of it that is expected to be luck, and the simulator's own er
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -32,24 +32,10 @@ from telemetry.sim.tune_words import command_of, sentence_of, stopped, told, ver
 from telemetry.sim.whatif import recorded_run
 from telemetry.sim.whatif_figures import Paired, checks_of, ended_of, is_compared, with_errors
 from telemetry.sim.whatif_result import Compared, ModelCheck
-from telemetry.sim.workload import Ask, Workload
+from telemetry.sim.workload import Held, Workload
 
 #: Draws behind the estimate of luck: each looks at every configuration of the short list.
 _LUCK_DRAWS: Final = 200
-
-
-class Held:
-    """A workload whose requests were read once: every trial needs them again."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.name = workload.name
-        self._asks: tuple[Ask, ...] = tuple(workload.asks())
-
-    def total(self) -> int:
-        return len(self._asks)
-
-    def asks(self) -> Iterator[Ask]:
-        return iter(self._asks)
 
 
 class Bench:

@@ -146,3 +146,17 @@ class Workload(Protocol):
         ...
 
     def asks(self) -> Iterator[Ask]: ...
+
+
+class Held:
+    """A workload whose requests were read once: every run needs them again."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.name = workload.name
+        self._asks: tuple[Ask, ...] = tuple(workload.asks())
+
+    def total(self) -> int:
+        return len(self._asks)
+
+    def asks(self) -> Iterator[Ask]:
+        return iter(self._asks)
