@@ -140,6 +140,25 @@ $(SGLANG)/.installed: $(STAMP) tests/sglang_plugin/requirements.txt
 	@$(SGLANG)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
 	  -r tests/sglang_plugin/requirements.txt && touch $@ || echo "SGLang cannot be installed here"
 
+.PHONY: test-flashinfer
+FLASHINFER := .venv-flashinfer
+test-flashinfer: $(FLASHINFER)/.installed  ## stored signatures against the published FlashInfer, oldest and newest, without a GPU (by hand)
+	@for version in $$(cat tests/flashinfer/versions.txt); do \
+	  $(FLASHINFER)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade "flashinfer-python$$version"; \
+	  $(FLASHINFER)/bin/python -m pip list --disable-pip-version-check 2>/dev/null | grep flashinfer; \
+	  PYTHONPATH=. $(FLASHINFER)/bin/python -m pytest -c /dev/null --rootdir=. --noconftest --import-mode=importlib \
+	    -p no:cacheprovider -q tests/flashinfer/against_package.py $(ARGS); \
+	done
+
+$(FLASHINFER)/.installed: $(STAMP) tests/flashinfer/requirements.txt
+	@test -x $(FLASHINFER)/bin/python || $(BIN)/python -m venv $(FLASHINFER)
+	@echo "Installing torch and what FlashInfer imports into $(FLASHINFER) (a few minutes the first time)"
+	@$(FLASHINFER)/bin/python -m pip install --disable-pip-version-check --quiet 'torch>=2.11,<2.14' \
+	  pytest hypothesis jinja2 packaging requests tqdm -e .
+	@$(FLASHINFER)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	  -r tests/flashinfer/requirements.txt
+	@touch $@
+
 conformance: $(STAMP)  ## every recorded decision of the reference (DIR=folder of further cases)
 	$(BIN)/python -m tests.conformance.run $(DIR)
 
@@ -186,5 +205,5 @@ docs: $(STAMP)  ## regenerate docs/reference, boards and rules
 	$(BIN)/python -m grafana.metric_page
 	$(BIN)/python -m telemetry.spans.page
 
-clean:  ## remove .venv, .venv-sglang, caches and artifacts
-	rm -rf $(VENV) $(SGLANG) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean:  ## remove .venv, .venv-sglang, .venv-flashinfer, caches and artifacts
+	rm -rf $(VENV) $(SGLANG) $(FLASHINFER) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
