@@ -69,8 +69,8 @@ def _attend(
     values = values.repeat_interleave(num_heads // num_kv_heads, dim=1)
     scores = torch.einsum("nhd,shd->hns", q, keys) * head_dim**-0.5
     if causal:
-        row_position = torch.arange(seq_len - num_rows, seq_len)[:, None]
-        key_position = torch.arange(seq_len)[None, :]
+        row_position = torch.arange(seq_len - num_rows, seq_len, device=q.device)[:, None]
+        key_position = torch.arange(seq_len, device=q.device)[None, :]
         scores = scores.masked_fill(key_position > row_position, float("-inf"))
         if window:
             scores = scores.masked_fill(key_position <= row_position - window, float("-inf"))

@@ -4,7 +4,7 @@ Three layouts, chosen once at load (bench/executor_steps.py prints what they giv
 
 - oneDNN's own blocked layout ("packed"): bfloat16, and the wide LM head in float32;
 - [in, out] ("transposed"): other float32 matrices, up to twice as fast as [out, in] for few rows;
-- [out, in] as stored, when this torch build offers no packing.
+- [out, in] as stored, when this torch build offers no packing, and on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Linear:
         if wants_packing and (packed := _pack(weight)) is not None:
             self._packed, self.layout = packed, "packed"
             self._multiply_packed = torch.ops.mkldnn._linear_pointwise.default
-        elif weight.dtype is torch.float32:
+        elif weight.dtype is torch.float32 and weight.device.type == "cpu":
             self._transposed, self.layout = weight.t().contiguous(), "transposed"
         else:
             self._stored, self.layout = weight, "stored"

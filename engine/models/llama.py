@@ -47,13 +47,14 @@ class _Layer:
 
 
 class LlamaModel:
-    """A decoder ready to run on CPU. `config` holds its facts (RoPE, end tokens, context)."""
+    """A decoder ready to run where its weights are. `config` holds its facts (RoPE, end tokens, context)."""
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, quantization: Quantization = "none") -> None:
         """Takes `weights` apart: each matrix is dropped as soon as it is in its final layout."""
         linear = partial(quantized_or_not, quantization=quantization)
         self.config = config
         self.dtype = weights.embedding.dtype
+        self.device = weights.embedding.device
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
         self.quantization = quantization
@@ -73,12 +74,17 @@ class LlamaModel:
                     qk_norm=_qk_norm(config, layer),
                 )
             )
-        self._cos, self._sin = rope_tables(config, 0, self.dtype)
+        self._cos, self._sin = self._rope_tables(0)
 
     def reserve_positions(self, count: int) -> None:
         """Make positions below `count` usable. Left to the executor: its pool may hold far less than the context."""
         if count > len(self._cos):
-            self._cos, self._sin = rope_tables(self.config, count, self.dtype)
+            self._cos, self._sin = self._rope_tables(count)
+
+    def _rope_tables(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # Made on the CPU everywhere: angles that differ in the last bit between devices would be one more difference.
+        cos, sin = rope_tables(self.config, count, self.dtype)
+        return cos.to(self.device), sin.to(self.device)
 
     def forward(
         self,

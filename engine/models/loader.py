@@ -11,7 +11,7 @@ from engine.errors import ModelFormatError
 from engine.models.llama import LlamaModel
 from engine.models.llama_config import LlamaConfig
 from engine.models.quantized import Quantization
-from engine.models.weights import LlamaWeights
+from engine.models.weights import LlamaWeights, move
 
 DTYPES: Final[dict[str, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -32,6 +32,14 @@ def load_weights(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, LlamaWeig
     raise ModelFormatError(f"model.path={str(path)!r} does not exist; a GGUF file or a Hugging Face folder is needed")
 
 
-def load_model(path: Path, *, dtype: torch.dtype, quantization: Quantization = "none") -> LlamaModel:
-    """A model ready to run, but for `reserve_positions`. Raises ConfigError where it cannot be quantized here."""
-    return LlamaModel(*load_weights(path, dtype), quantization=quantization)
+def load_model(
+    path: Path, *, dtype: torch.dtype, quantization: Quantization = "none", device: torch.device | None = None
+) -> LlamaModel:
+    """A model ready to run on `device`, None: the CPU, but for `reserve_positions`.
+
+    Raises ConfigError where it cannot be quantized here.
+    """
+    config, weights = load_weights(path, dtype)
+    if device is not None:
+        move(weights, device)
+    return LlamaModel(config, weights, quantization=quantization)

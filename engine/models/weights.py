@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -38,3 +38,16 @@ class LlamaWeights:
     layers: list[LayerWeights]
     final_norm: torch.Tensor
     lm_head: torch.Tensor
+
+
+def move(weights: LlamaWeights, device: torch.device) -> None:
+    """Move every tensor to `device`, one after another, so that no layer is in both places for long."""
+    is_tied = weights.lm_head is weights.embedding
+    weights.embedding = weights.embedding.to(device)
+    weights.final_norm = weights.final_norm.to(device)
+    weights.lm_head = weights.embedding if is_tied else weights.lm_head.to(device)
+    for layer in weights.layers:
+        for field in fields(layer):
+            tensor = getattr(layer, field.name)
+            if tensor is not None:
+                setattr(layer, field.name, tensor.to(device))
