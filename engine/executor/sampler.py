@@ -44,15 +44,23 @@ class Sampler:
 
     eos_token_ids   tokens that `min_new_tokens` forbids
     secret          8 or more bytes that seed requests without a seed; None: from the operating system
+    device          where the logits are; None: the CPU
     """
 
-    def __init__(self, *, vocab_size: int, eos_token_ids: Sequence[int], secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        secret: bytes | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self._eos = tuple(eos_token_ids)
         self._secret = os.urandom(16) if secret is None else secret
         self._vocab_size = vocab_size
         blocks = -(-vocab_size // BLOCK)
-        self._token_keys = _keys(blocks * BLOCK).view(blocks, BLOCK)
-        self._block_keys = _keys(blocks)
+        self._token_keys = _keys(blocks * BLOCK).view(blocks, BLOCK).to(device)
+        self._block_keys = _keys(blocks).to(device)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[SampledToken, ...]:
         """One token for each row. logits [S, vocab], any float type, not modified; `rows` in the same order.
@@ -81,27 +89,27 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         """One random token of each row. logits [S, blocks, BLOCK] float32."""
-        params = [row.params for row in rows]
-        scaled = logits / torch.tensor([p.temperature for p in params])[:, None, None]
+        params, device = [row.params for row in rows], logits.device
+        scaled = logits / torch.tensor([p.temperature for p in params], device=device)[:, None, None]
         flat = scaled.view(len(rows), -1)
         best = flat.amax(dim=-1)
         filtered = [i for i, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < self._vocab_size]
         shared = [i for i, p in enumerate(params) if p.min_p > 0.0]
         if filtered or shared:
-            every_floor = torch.full((len(rows),), -math.inf)
+            every_floor = torch.full((len(rows),), -math.inf, device=device)
             if filtered:
                 subset = flat if len(filtered) == len(rows) else flat[filtered]
                 every_floor[filtered] = _floors(
                     subset, [params[i].top_k for i in filtered], [params[i].top_p for i in filtered]
                 )
             if shared:
-                depths = torch.tensor([math.log(params[i].min_p) for i in shared])
+                depths = torch.tensor([math.log(params[i].min_p) for i in shared], device=device)
                 every_floor[shared] = every_floor[shared].maximum(best[shared] + depths)
             flat.masked_fill_(flat < every_floor[:, None], -math.inf)
-        row_keys = torch.tensor([self._row_key(row) for row in rows])[:, None]
+        row_keys = torch.tensor([self._row_key(row) for row in rows], device=device)[:, None]
         weights = (scaled - best[:, None, None]).exp_().sum(dim=-1)
         block = (weights.double().log_() + _gumbel(self._block_keys, row_keys ^ _BLOCK_DOMAIN)).argmax(dim=-1)
-        members = scaled[torch.arange(len(rows)), block].double()
+        members = scaled[torch.arange(len(rows), device=device), block].double()
         offset = (members + _gumbel(self._token_keys.index_select(0, block), row_keys)).argmax(dim=-1)
         tokens: list[int] = (block * BLOCK + offset).tolist()
         return tokens
@@ -127,7 +135,7 @@ def _largest(logits: torch.Tensor, block_best: torch.Tensor) -> list[int]:
     logits [S, blocks, BLOCK], block_best [S, blocks]
     """
     block = block_best.argmax(dim=-1)
-    offset = logits[torch.arange(len(logits)), block].argmax(dim=-1)
+    offset = logits[torch.arange(len(logits), device=logits.device), block].argmax(dim=-1)
     tokens: list[int] = (block * BLOCK + offset).tolist()
     return tokens
 
@@ -137,15 +145,15 @@ def _floors(scaled: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) 
 
     A row's floor depends on its own values only: sums run best first, one after another, however many are looked at.
     """
-    vocab = scaled.shape[1]
-    limits = torch.tensor([k if 0 < k < vocab else vocab for k in top_k])
-    shares = torch.tensor(top_p, dtype=torch.float64)
+    vocab, device = scaled.shape[1], scaled.device
+    limits = torch.tensor([k if 0 < k < vocab else vocab for k in top_k], device=device)
+    shares = torch.tensor(top_p, dtype=torch.float64, device=device)
     count = max((k for k in top_k if k < vocab), default=0)
     if min(top_p) < 1.0:
         count = max(count, NUCLEUS)
     count = min(max(count, 1), vocab)
-    floors = torch.full((len(scaled),), -math.inf)
-    open_rows = torch.arange(len(scaled))
+    floors = torch.full((len(scaled),), -math.inf, device=device)
+    open_rows = torch.arange(len(scaled), device=device)
     while len(open_rows):
         rows = scaled if len(open_rows) == len(scaled) else scaled.index_select(0, open_rows)
         best = rows.topk(count, dim=-1).values
@@ -157,7 +165,7 @@ def _floors(scaled: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) 
             everything = (rows - best[:, :1]).exp_().sum(dim=-1, dtype=torch.float64)
             total = torch.where(limit == vocab, everything, total)
         # Rows whose share is reached among those looked at; a share of 1 means: as far as top_k goes.
-        enough = (reach >= (share * total)[:, None]) & (torch.arange(count) <= last)
+        enough = (reach >= (share * total)[:, None]) & (torch.arange(count, device=device) <= last)
         found = enough.any(dim=-1) & (share < 1.0)
         place = torch.where(found, enough.int().argmax(dim=-1), last.squeeze(1))
         done = found | (limit <= count) | (share == 1.0)
@@ -176,7 +184,8 @@ def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], picks: Sequence
     if not asking:
         return answers
     logprobs = logits[asking].float().log_softmax(dim=-1)
-    chosen = logprobs.gather(1, torch.tensor([[picks[i]] for i in asking])).squeeze(1).tolist()
+    wanted_ids = torch.tensor([[picks[i]] for i in asking], device=logits.device)
+    chosen = logprobs.gather(1, wanted_ids).squeeze(1).tolist()
     most = min(max(rows[i].params.logprobs or 0 for i in asking), logits.shape[1])
     values, ids = (part.tolist() for part in logprobs.topk(most, dim=-1))
     for place, i in enumerate(asking):

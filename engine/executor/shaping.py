@@ -35,21 +35,22 @@ def shape(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequ
 
 def _shape_row(logits: torch.Tensor, row: SamplingRow, history: np.ndarray) -> None:
     """Change one row [vocab] in place. history [n] int64: prompt and outputs."""
-    params = row.params
+    params, device = row.params, logits.device
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(history)
+        seen = torch.from_numpy(history).to(device)
         values = logits[seen]
         # A token that occurs twice is written twice with the same value.
         logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
         outputs, counts = np.unique(history[len(history) - row.output_index :], return_counts=True)
-        counted = torch.from_numpy(counts).float()
-        logits[torch.from_numpy(outputs)] -= params.presence_penalty + params.frequency_penalty * counted
+        counted = torch.from_numpy(counts).to(device).float()
+        logits[torch.from_numpy(outputs).to(device)] -= params.presence_penalty + params.frequency_penalty * counted
     if params.logit_bias:
-        logits[[token_id for token_id, _ in params.logit_bias]] += torch.tensor([bias for _, bias in params.logit_bias])
+        biases = torch.tensor([bias for _, bias in params.logit_bias], device=device)
+        logits[[token_id for token_id, _ in params.logit_bias]] += biases
     if row.grammar is not None:
         allowed = np.unpackbits(row.grammar.allowed().view(np.uint8), bitorder="little")[: len(logits)]
-        logits.masked_fill_(torch.from_numpy(allowed == 0), -math.inf)
+        logits.masked_fill_(torch.from_numpy(allowed == 0).to(device), -math.inf)
 
 
 def _forbid_ends(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> None:
