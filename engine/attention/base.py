@@ -25,3 +25,15 @@ class AttentionBackend(Protocol):
         Grouped-query: head h of q reads K/V head h // (Hq // Hkv). Scale is D ** -0.5.
         """
         ...
+
+
+class CapturableAttention(AttentionBackend, Protocol):
+    """A backend whose `run` can be captured for batches of decode rows."""
+
+    def reserve_captured(self, size: int, *, max_indices: int) -> None:
+        """Make what a captured batch of `size` rows and at most `max_indices` page ids needs, once and for all."""
+        ...
+
+    def prepare_captured(self, metadata: PagedMetadata) -> None:
+        """As `prepare`, into the buffers of its size: what was captured reads them when it is replayed."""
+        ...

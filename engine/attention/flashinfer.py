@@ -60,10 +60,13 @@ class _Part:
 
 @dataclass(slots=True)
 class _Set:
-    """What one step uses. wrappers: (decode?, window) -> wrapper, made when first needed; 0: no window."""
+    """What one step uses. wrappers: (decode?, window) -> wrapper, made when first needed; 0: no window.
+
+    `decode_staging` is for the second half of a batch that is split.
+    """
 
     staging: Staging
-    decode_staging: Staging
+    decode_staging: Staging | None
     wrappers: dict[tuple[bool, int], Any] = field(default_factory=dict)
 
 
@@ -102,12 +105,19 @@ class FlashInferBackend:
         self._mixed = mixed
         # Zeroed once, as FlashInfer asks for memory that it uses for the first time.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=runtime.device)
-        self._sets = Rotation(
-            lambda: _Set(staging=Staging(runtime, torch.int32), decode_staging=Staging(runtime, torch.int32)), sets
-        )
+        self._sets = Rotation(self._new_set, sets)
+        #: Batch size -> what graphs of that size use.
+        self._captured: dict[int, _Set] = {}
         #: Window -> what computes its layers in this step.
         self._running: dict[int, list[_Part]] = {}
         self._of_layer: tuple[int, ...] = ()
+
+    def _new_set(self) -> _Set:
+        is_split = self._mixed is MixedKernel.SPLIT
+        return _Set(
+            staging=Staging(self._runtime, torch.int32),
+            decode_staging=Staging(self._runtime, torch.int32) if is_split else None,
+        )
 
     def prepare(self, metadata: PagedMetadata) -> None:
         """Plan the step: no array is looked at again until the next one."""
@@ -116,8 +126,7 @@ class FlashInferBackend:
         self._of_layer = tuple(window if 0 < window < longest else 0 for window in self._windows)
         windows = sorted(set(self._of_layer)) or [0]
         pieces = _leading_pieces(metadata)
-        is_split = self._mixed is MixedKernel.SPLIT and 0 < pieces < metadata.batch_size
-        if is_split:
+        if chosen.decode_staging is not None and 0 < pieces < metadata.batch_size:
             halves = [
                 (chosen.staging, _requests(metadata, 0, pieces)),
                 (chosen.decode_staging, _requests(metadata, pieces, metadata.batch_size)),
@@ -142,6 +151,33 @@ class FlashInferBackend:
         for part in parts:
             part.wrapper.run(q[part.first : part.end], (k_cache, v_cache), out=out[part.first : part.end])
         return out
+
+    def reserve_captured(self, size: int, *, max_indices: int) -> None:
+        """A wrapper for graphs of `size` decode rows. It has one set: who replays a size twice waits for its copies.
+
+        Raises ValueError for a model with windows: which of them bind changes from step to step, a graph does not.
+        """
+        if any(self._windows):
+            raise ValueError(f"windows={self._windows}: a captured batch has one plan for all layers")
+        device = self._runtime.device
+        wrapper = self._kernels.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace,
+            _LAYOUT,
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=torch.zeros(size + 1, dtype=torch.int32, device=device),
+            paged_kv_indices_buffer=torch.zeros(max_indices, dtype=torch.int32, device=device),
+            paged_kv_last_page_len_buffer=torch.zeros(size, dtype=torch.int32, device=device),
+            backend=_BACKEND,
+        )
+        self._captured[size] = _Set(Staging(self._runtime, torch.int32), None, {(True, 0): wrapper})
+
+    def prepare_captured(self, metadata: PagedMetadata) -> None:
+        """Plan decode rows into the buffers of their batch size, which has to be reserved."""
+        chosen = self._captured[metadata.batch_size]
+        planned = self._plan(chosen, chosen.staging, metadata, [0], is_decode=True)
+        self._of_layer = ()
+        self._running = {0: [_Part(wrapper, 0, metadata.num_rows) for _, wrapper in planned]}
 
     def _plan(
         self, chosen: _Set, staging: Staging, metadata: PagedMetadata, windows: list[int], *, is_decode: bool

@@ -18,7 +18,7 @@ from engine.attention.device import DeviceRuntime
 #: Sets of staging and kernels used by turns.
 SETS: Final = 2
 #: Entries of a first buffer: enough for most steps.
-_FIRST_CAPACITY: Final = 4096
+FIRST_CAPACITY: Final = 4096
 
 Item = TypeVar("Item")
 
@@ -37,13 +37,16 @@ class Rotation(Generic[Item]):
 
 
 class Staging:
-    """One pinned buffer, its twin on the device, and the event of its last copy."""
+    """One pinned buffer, its twin on the device, and the event of its last copy.
 
-    def __init__(self, runtime: DeviceRuntime, dtype: torch.dtype) -> None:
+    Views on the device stay where they are as long as no more than `capacity` entries are packed.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, dtype: torch.dtype, *, capacity: int = FIRST_CAPACITY) -> None:
         self._runtime = runtime
         self._dtype = dtype
         self._sent = runtime.event()
-        self._reserve(_FIRST_CAPACITY)
+        self._reserve(capacity)
         self._bounds: list[tuple[int, int]] = []
 
     def pack(self, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:

@@ -1,18 +1,22 @@
-"""TorchExecutor. Owns: the K/V memory and one model; computes one flattened batch at a time on CPU.
+"""TorchExecutor. Owns: the K/V memory and one model; computes one flattened batch at a time, on a CPU or a GPU.
 
 Page ids come from the scheduler; this file never chooses one.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention.base import AttentionBackend
+from engine.attention.base import AttentionBackend, CapturableAttention
+from engine.attention.device import DeviceRuntime
+from engine.attention.staging import SETS, Rotation, Staging
 from engine.executor.base import ExecutorInfo, ForwardBatch, StepResult
+from engine.executor.decode_graphs import DecodeGraphs
 from engine.executor.sampler import Sampler
 from engine.models.llama import LayerCache, LlamaModel
 
@@ -21,11 +25,21 @@ class BatchError(ValueError):
     """A batch names rows, tokens or positions that do not exist; the message says which and the limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Where and how a model on a GPU is run. Batches of up to `graph_rows` decode rows are replayed as graphs."""
+
+    runtime: DeviceRuntime
+    graph_rows: int = 0
+
+
 class TorchExecutor:
     """Runs `model` over `num_pages` pages of `page_size` tokens.
 
+    attention            CapturableAttention, if there are to be graphs
     max_context_tokens   longest sequence this executor accepts; None: the model's own limit
     secret               see Sampler
+    gpu                  the device that the model was moved to; None: the CPU
     """
 
     def __init__(
@@ -38,6 +52,7 @@ class TorchExecutor:
         attention: AttentionBackend,
         max_context_tokens: int | None = None,
         secret: bytes | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         config = model.config
         context = config.max_context_tokens if max_context_tokens is None else max_context_tokens
@@ -50,19 +65,42 @@ class TorchExecutor:
             page_size=page_size,
             num_pages=num_pages,
             attention_backend=attention.name,
-            device="cpu",
+            device=model.device.type,
             dtype=_type_words(model),
             eos_token_ids=config.eos_token_ids,
         )
         model.reserve_positions(min(context, num_pages * page_size))
-        self._sampler = Sampler(vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, secret=secret)
+        self._sampler = Sampler(
+            vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, secret=secret, device=model.device
+        )
+        graph_rows = 0 if gpu is None else gpu.graph_rows
         # Zeros, not garbage: a backend that multiplies a masked slot by 0 must not meet NaN.
         self.kv_cache = torch.zeros(
-            (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim), dtype=model.dtype
+            # The page beyond the pool, which padded rows of graphs write to.
+            (config.num_layers, 2, num_pages + bool(graph_rows), page_size, config.num_kv_heads, config.head_dim),
+            dtype=model.dtype,
+            device=model.device,
         )
         self._layer_caches = [
             LayerCache(k=k, v=v, k_slots=k.flatten(0, 1), v_slots=v.flatten(0, 1)) for k, v in self.kv_cache
         ]
+        self._stagings: Rotation[Staging] | None = None
+        self._graphs: DecodeGraphs | None = None
+        if gpu is not None:
+            runtime = gpu.runtime
+            self._stagings = Rotation(lambda: Staging(runtime, torch.int64), SETS)
+        if gpu is not None and graph_rows:
+            with torch.inference_mode():
+                self._graphs = DecodeGraphs(
+                    model,
+                    cast("CapturableAttention", attention),
+                    gpu.runtime,
+                    caches=self._layer_caches,
+                    largest=graph_rows,
+                    page_size=page_size,
+                    spare_page=num_pages,
+                    max_pages=-(-min(context, num_pages * page_size) // page_size),
+                )
 
     def info(self) -> ExecutorInfo:
         """Capacity and facts of the model."""
@@ -83,18 +121,34 @@ class TorchExecutor:
         self._check(batch, rows)
         meta = batch.metadata
         with torch.inference_mode():
+            if self._graphs is not None and (logits := self._graphs.forward(batch, rows)) is not None:
+                return logits
             self._attention.prepare(meta)
+            token_ids, positions, out_slots, wanted = self._to_device(
+                batch.token_ids, meta.positions.astype(np.int64), meta.out_slots, np.array(rows, dtype=np.int64)
+            )
             return self._model.forward(
-                _tensor(batch.token_ids),
-                _tensor(meta.positions.astype(np.int64)),
-                _tensor(meta.out_slots),
+                token_ids,
+                positions,
+                out_slots,
                 caches=self._layer_caches,
                 attention=self._attention,
-                rows=torch.tensor(rows, dtype=torch.int64),
+                rows=wanted,
             )
+
+    def _to_device(self, *arrays: NDArray[np.int64]) -> list[torch.Tensor]:
+        """Views on a CPU; on a GPU one copy of all of them, which later work waits for by itself."""
+        if self._stagings is None:
+            return [_tensor(array) for array in arrays]
+        staging = self._stagings.next()
+        staging.pack(arrays)
+        views = staging.upload()
+        staging.sent()
+        return views
 
     def close(self) -> None:
         """Give the K/V memory back. The executor takes no more steps."""
+        self._graphs = None
         self._layer_caches = []
         self.kv_cache = torch.empty(0)
 
