@@ -134,7 +134,7 @@ class CacheConfig(_Frozen):
     num_pages: int | None = Field(None, ge=2, le=2**24)
     """Pages of the pool. None: from `memory_mib`; 1024 with the simulated executor, which holds no K/V."""
     memory_mib: int = Field(512, ge=1)
-    """K/V memory when `num_pages` is not given, in MiB."""
+    """K/V memory when `num_pages` is not given, in MiB. On a GPU `executor.gpu_memory_share` goes before it."""
     enable_radix: bool = True
     """Share prefixes through the radix tree."""
 
@@ -155,18 +155,45 @@ class ExecutorConfig(_Frozen):
 
     kind: Literal["torch", "simulated"] = "torch"
     """`torch` runs the model; `simulated` answers made-up tokens under the real scheduler."""
-    device: Literal["cpu"] = "cpu"
-    """Where tensors live."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model runs. `cuda` asks for a torch with CUDA, and for its own `dtype` and `attention_backend`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and K/V."""
     quantization: Literal["none", "int8", "int8-fast"] = "none"
     """Of the linear layers' weights: `int8` keeps about 16 bits of activations, `int8-fast` 8."""
-    attention_backend: Literal["cpu", "reference"] = "cpu"
-    """`reference` is the readable oracle, slow on purpose."""
+    attention_backend: Literal["cpu", "reference", "flashinfer"] = "cpu"
+    """`reference` is the readable oracle, slow on purpose; `flashinfer` is for `device=cuda`, `cpu` for the CPU."""
     threads: int | None = Field(None, ge=1, le=512)
     """Torch intra-op threads. None: torch's own choice."""
+    gpu_memory_share: float | None = Field(0.9, gt=0, le=1)
+    """Part of a GPU's memory that weights, a step and K/V may take: pages fill what a warm-up leaves. None:
+    `cache.memory_mib`."""
+    cuda_graph_rows: int = Field(0, ge=0, le=4096)
+    """Largest batch of decode rows that is replayed as a CUDA graph, with `flashinfer`. 0: none."""
     simulated_step_ms: float = Field(0.0, ge=0, le=3_600_000)
     """Sleep of a simulated step."""
+
+    @model_validator(mode="after")
+    def _parts_fit_the_device(self) -> Self:
+        attention = f"executor.attention_backend={self.attention_backend}"
+        if self.device == "cpu" and self.attention_backend == "flashinfer":
+            raise ValueError(f"{attention} needs executor.device=cuda: its kernels are for NVIDIA GPUs")
+        if self.cuda_graph_rows and self.attention_backend != "flashinfer":
+            raise ValueError(
+                f"executor.cuda_graph_rows={self.cuda_graph_rows} needs executor.attention_backend=flashinfer, not "
+                f"{self.attention_backend}"
+            )
+        if self.device == "cpu":
+            return self
+        if self.attention_backend == "cpu":
+            raise ValueError(f"{attention} contradicts executor.device=cuda: use flashinfer, or reference to compare")
+        if self.attention_backend == "flashinfer" and self.dtype != "bfloat16":
+            raise ValueError(f"executor.dtype={self.dtype} is not for {attention}: its kernels take bfloat16")
+        if self.quantization != "none":
+            raise ValueError(
+                f"executor.quantization={self.quantization} contradicts executor.device=cuda: int8 layers are for CPUs"
+            )
+        return self
 
 
 class ServerConfig(_Frozen):

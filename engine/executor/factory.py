@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.attention.base import AttentionBackend
+    from engine.attention.device import DeviceRuntime
     from engine.executor.torch_executor import TorchExecutor
     from engine.models.llama_config import LlamaConfig
 
@@ -39,11 +41,13 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
     if config.executor.threads is not None:
         torch.set_num_threads(config.executor.threads)
     path = packaged_gguf_path() if config.model.path is None else config.model.path
+    if config.executor.device == "cuda":
+        from engine.attention.device import CudaRuntime
+
+        return build_gpu_executor(config, path, CudaRuntime())
     dtype = DTYPES[config.executor.dtype]
     model = load_model(path, dtype=dtype, quantization=config.executor.quantization)
-    wanted, limit = config.model.max_context_tokens, model.config.max_context_tokens
-    if wanted is not None and wanted > limit:
-        raise ConfigError(f"model.max_context_tokens={wanted} is above the model's own limit, {limit}")
+    context = _context(config, model.config)
     num_pages = pool_pages(config, model.config, itemsize=dtype.itemsize)
     try:
         return TorchExecutor(
@@ -52,12 +56,40 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
             page_size=config.cache.page_size,
             num_pages=num_pages,
             attention=_attention(config, dtype, model.config.windows),
-            max_context_tokens=wanted,
+            max_context_tokens=context,
         )
     except RuntimeError as error:
         if "allocate memory" not in str(error):
             raise
         raise ConfigError(_too_big(config, num_pages, model.config.kv_bytes_per_token(dtype.itemsize))) from error
+
+
+def build_gpu_executor(
+    config: EngineConfig, path: Path, runtime: DeviceRuntime, *, kernels: Any = None
+) -> TorchExecutor:
+    """The model on the device of `runtime`. `kernels`: see FlashInferBackend."""
+    from engine.executor.gpu import GpuStart
+    from engine.models.packaged import model_name
+
+    start = GpuStart(config, runtime, kernels=kernels)
+    model = start.load(path)
+    is_sized = config.cache.num_pages is not None or config.executor.gpu_memory_share is None
+    return start.build(
+        model,
+        name=config.model.name or model_name(path),
+        context=_context(config, model.config),
+        num_pages=pool_pages(config, model.config, itemsize=model.dtype.itemsize) if is_sized else None,
+    )
+
+
+def _context(config: EngineConfig, model: LlamaConfig) -> int:
+    """Tokens of the longest request. Raises ConfigError where more are asked for than the model has."""
+    wanted, limit = config.model.max_context_tokens, model.max_context_tokens
+    if wanted is None:
+        return limit
+    if wanted > limit:
+        raise ConfigError(f"model.max_context_tokens={wanted} is above the model's own limit, {limit}")
+    return wanted
 
 
 def pool_pages(config: EngineConfig, model: LlamaConfig, *, itemsize: int) -> int:

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.attention.device import DeviceMemory
 
-GIB = 1024**3
+MIB = 1024**2
+GIB = 1024 * MIB
 
 
 class PoisonRead(AssertionError):
@@ -45,7 +46,7 @@ class LateDevice:
         self._deaf = deaf
         self._pinned: list[torch.Tensor] = []
         self._graph: LateGraph | None = None
-        self._memory_plan = memory_plan or [DeviceMemory(total=8 * GIB, free=4 * GIB, allocated=0, peak=0)]
+        self._memory_plan = memory_plan or [DeviceMemory(total=80 * MIB, free=60 * MIB, allocated=0, peak=0)]
         self.peaks_reset = 0
 
     def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,155 @@
+"""GPU executor. Owns: the start of a model on a GPU: weights, backend, warm-up, and the K/V pool in what is left.
+
+An allocation that the device refuses is told with the figures of the device, as a ConfigError: it is settings and other
+programs that can be changed, not this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.attention.device import DeviceRuntime
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.executor.gpu_memory import (
+    WARM_UP_TOKENS,
+    LargestStep,
+    WarmUp,
+    fitting_pages,
+    largest_step,
+    out_of_memory,
+)
+from engine.executor.manual import ManualDriver
+from engine.executor.torch_executor import Gpu, TorchExecutor
+from engine.models.llama import LlamaModel
+from engine.models.loader import DTYPES, load_model
+from engine.sampling_params import SamplingParams
+
+#: Elements of a head that FlashInfer's FA2 kernels are compiled for.
+HEAD_DIMS: Final = (64, 128, 256)
+#: The dearest way to choose a token: filters over the whole vocabulary, and log-probabilities.
+_DEAR: Final = SamplingParams(max_new_tokens=2, temperature=1.0, top_p=0.9, top_k=50, logprobs=5)
+
+
+class GpuStart:
+    """Loads one model onto one device. `kernels`: see FlashInferBackend."""
+
+    def __init__(self, config: EngineConfig, runtime: DeviceRuntime, *, kernels: Any = None) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._kernels = kernels
+
+    def load(self, path: Path) -> LlamaModel:
+        """The model, on the device."""
+        with self._told("loading the weights"):
+            return load_model(path, dtype=DTYPES[self._config.executor.dtype], device=self._runtime.device)
+
+    def build(self, model: LlamaModel, *, name: str, context: int, num_pages: int | None) -> TorchExecutor:
+        """An executor for requests of up to `context` tokens. `num_pages` None: as many pages as memory holds.
+
+        Raises ConfigError for a model that the backend has no kernels for, and where memory does not do.
+        """
+        with self._told("making the attention's workspace"):
+            attention = self._attention(model)
+            model.reserve_positions(context)
+        pages = self._pages(model, attention, name, context) if num_pages is None else num_pages
+        with self._told(f"making the K/V pool of {pages:,} pages"):
+            return self._executor(model, attention, name, context, pages)
+
+    def _pages(self, model: LlamaModel, attention: AttentionBackend, name: str, context: int) -> int:
+        config = self._config
+        share = config.executor.gpu_memory_share
+        assert share is not None, "without a share the pool's size comes from the settings"
+        step = largest_step(config, context)
+        with self._told(f"trying a step of {step.prompt_rows} prompt tokens and {step.decode_rows} decode rows"):
+            warm_up = self._warm_up(model, attention, name, context, step)
+        return fitting_pages(
+            self._runtime.memory(),
+            warm_up,
+            share=share,
+            page_bytes=model.config.kv_bytes_per_token(model.dtype.itemsize) * config.cache.page_size,
+            spare_pages=int(config.executor.cuda_graph_rows > 0),
+        )
+
+    def _warm_up(
+        self, model: LlamaModel, attention: AttentionBackend, name: str, context: int, step: LargestStep
+    ) -> WarmUp:
+        """Run `step` over a pool that just holds it, then small steps of each kind; the pool is gone afterwards."""
+        pages = max(2, step.pages(context, self._config.cache.page_size))
+        without_graphs = self._runtime.memory()
+        executor = self._executor(model, attention, name, max(context, WARM_UP_TOKENS), pages)
+        driver = ManualDriver(executor)
+        prompts = [driver.add(f"prompt {i}", [0] * length) for i, length in enumerate(step.prompts(context))]
+        decoding = [driver.add(f"decode {i}", [0], _DEAR) for i in range(step.decode_rows)]
+        self._runtime.reset_peak()
+        before = self._runtime.memory()
+        driver.step([(sequence, sequence.missing_len) for sequence in (*prompts, *decoding)])
+        # Whatever is compiled or made at a first use is so before the first request: by each of two sets, each kind.
+        late = driver.add("late", [0, 0])
+        for work in (decoding, decoding, [late]):
+            driver.step([(sequence, sequence.missing_len) for sequence in work])
+        working = self._runtime.memory().peak - before.allocated
+        kv_bytes = executor.kv_cache.nbytes
+        executor.close()
+        # What left with this executor but its K/V: the graphs. Counted before they are given back.
+        graphs = max(0, without_graphs.free - before.free - kv_bytes) if self._config.executor.cuda_graph_rows else 0
+        return WarmUp(step, working, graphs)
+
+    def _executor(
+        self, model: LlamaModel, attention: AttentionBackend, name: str, context: int, pages: int
+    ) -> TorchExecutor:
+        return TorchExecutor(
+            model,
+            name=name,
+            page_size=self._config.cache.page_size,
+            num_pages=pages,
+            attention=attention,
+            max_context_tokens=context,
+            gpu=Gpu(self._runtime, graph_rows=self._config.executor.cuda_graph_rows),
+        )
+
+    def _attention(self, model: LlamaModel) -> AttentionBackend:
+        facts, windows = model.config, model.config.windows
+        if self._config.executor.attention_backend == "reference":
+            from engine.attention.torch_reference import TorchReferenceBackend
+
+            return TorchReferenceBackend(windows=windows)
+        from engine.attention.flashinfer import FlashInferBackend, HeadShape
+
+        if facts.head_dim not in HEAD_DIMS:
+            raise ConfigError(
+                f"executor.attention_backend=flashinfer: the model's head_dim is {facts.head_dim}; the kernels have "
+                f"{', '.join(map(str, HEAD_DIMS))}: use executor.attention_backend=reference"
+            )
+        if self._config.executor.cuda_graph_rows and any(windows):
+            raise ConfigError(
+                f"executor.cuda_graph_rows={self._config.executor.cuda_graph_rows}: the model has layers with a "
+                "sliding window, which no graph is captured for: use executor.cuda_graph_rows=0"
+            )
+        try:
+            return FlashInferBackend(
+                runtime=self._runtime,
+                heads=HeadShape(facts.num_heads, facts.num_kv_heads, facts.head_dim),
+                dtype=model.dtype,
+                windows=windows,
+                kernels=self._kernels,
+            )
+        except ImportError as error:
+            raise ConfigError(
+                f"executor.attention_backend=flashinfer cannot be imported ({error}): pip install --no-deps "
+                "'flashinfer-python>=0.7.2.post1,<0.8' apache-tvm-ffi nvidia-ml-py (docs/gpu.md)"
+            ) from error
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """Turn an allocation that fails while `doing` something into a ConfigError with the figures."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(out_of_memory(doing, self._runtime.memory())) from error
