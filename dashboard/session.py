@@ -18,7 +18,7 @@ from dashboard.feed import PARTS, Asked, Detail, Feed, Look
 from dashboard.places import Opened, Place, Settings
 from dashboard.recorded_feed import RecordedFeed
 from dashboard.theme import Palette, palette
-from dashboard.words import ENGLISH, language_of, speak, spoken
+from dashboard.words import ENGLISH, Lang, language_of, speak, spoken
 from telemetry.client import LiveSource, Source
 
 INTERVALS_S: Final = (0.5, 1.0, 2.0, 3.0, 5.0)
@@ -147,7 +147,7 @@ class Viewer:
         return float(st.session_state.get("interval_s", DEFAULT_INTERVAL_S))
 
     @property
-    def language(self) -> str:
+    def language(self) -> Lang:
         """As the address says, else as the browser does, else English."""
         return self.selection("lang", language_of) or language_of(st.context.locale) or ENGLISH
 

@@ -1,47 +1,56 @@
-"""Words of explanations. Owns: what each reason means in plain English, and how numbers and times are written."""
+"""Words of explanations. Owns: what each reason means, how numbers and times are written, how clauses stand together.
+
+All of it in the language in use (`telemetry.words`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Final
 
 from engine.request import Cause
 from engine.scheduler.decision import Reason
 from telemetry.life_facts import EndFact
 from telemetry.schema_parts import LedgerPart
+from telemetry.words import ENGLISH, mark, spoken, t, tn
 
 REASON_WORDS: Final[dict[Reason, str]] = {
-    Reason.ADMITTED_WHOLE: "everything uncached fitted",
-    Reason.ADMITTED_FIRST_CHUNK: "a first piece fitted",
-    Reason.ADMITTED_NEXT_CHUNK: "a further piece fitted",
-    Reason.ADMITTED_LAST_CHUNK: "the rest fitted",
-    Reason.KV_NOW_EXHAUSTED: "the KV pool had no room for it at that moment",
-    Reason.KV_TOTAL_EXHAUSTED: "the KV pool could not hold its future beside what running requests were promised",
-    Reason.PREFILL_MAX_REACHED: "the batch held as many prompts as prefill_max_requests allows",
-    Reason.FULL_FLAG_SET: "the batch was marked full",
-    Reason.DELAYED: "admission was delayed on purpose",
-    Reason.PARKED_BY_GUARD: "a guard held it back, since the memory or the slice it needed was not there",
-    Reason.PREEMPTED_FOR: "a more important request took its place",
-    Reason.COMPUTE_EXHAUSTED: "the step's prefill compute (rem_input) was used up",
-    Reason.CHUNK_EXHAUSTED: "the step's prefill slice (rem_chunk) was used up",
-    Reason.CHUNK_BELOW_PAGE: "what was left of the prefill slice was less than a page",
-    Reason.CHUNK_SLOT_TAKEN: "it would have to be cut, and another prompt was being prefilled in pieces already",
-    Reason.ROWS_EXHAUSTED: "as many requests held memory as max_running_requests allows",
-    Reason.SHARES_COLD_PREFIX: "an admitted request was computing the same prefix; one step later it is cached",
-    Reason.NEVER_FITS: "it is larger than the empty pool",
-    Reason.QUEUE_END: "everyone was considered",
+    Reason.ADMITTED_WHOLE: mark("everything uncached fitted"),
+    Reason.ADMITTED_FIRST_CHUNK: mark("a first piece fitted"),
+    Reason.ADMITTED_NEXT_CHUNK: mark("a further piece fitted"),
+    Reason.ADMITTED_LAST_CHUNK: mark("the rest fitted"),
+    Reason.KV_NOW_EXHAUSTED: mark("the KV pool had no room for it at that moment"),
+    Reason.KV_TOTAL_EXHAUSTED: mark("the KV pool could not hold its future beside what running requests were promised"),
+    Reason.PREFILL_MAX_REACHED: mark("the batch held as many prompts as prefill_max_requests allows"),
+    Reason.FULL_FLAG_SET: mark("the batch was marked full"),
+    Reason.DELAYED: mark("admission was delayed on purpose"),
+    Reason.PARKED_BY_GUARD: mark("a guard held it back, since the memory or the slice it needed was not there"),
+    Reason.PREEMPTED_FOR: mark("a more important request took its place"),
+    Reason.COMPUTE_EXHAUSTED: mark("the step's prefill compute (rem_input) was used up"),
+    Reason.CHUNK_EXHAUSTED: mark("the step's prefill slice (rem_chunk) was used up"),
+    Reason.CHUNK_BELOW_PAGE: mark("what was left of the prefill slice was less than a page"),
+    Reason.CHUNK_SLOT_TAKEN: mark("it would have to be cut, and another prompt was being prefilled in pieces already"),
+    Reason.ROWS_EXHAUSTED: mark("as many requests held memory as max_running_requests allows"),
+    Reason.SHARES_COLD_PREFIX: mark("an admitted request was computing the same prefix; one step later it is cached"),
+    Reason.NEVER_FITS: mark("it is larger than the empty pool"),
+    Reason.QUEUE_END: mark("everyone was considered"),
 }
 
 _END_WORDS: Final[dict[Cause, str]] = {
-    Cause.STOP: "Finished: it stopped by itself",
-    Cause.LENGTH: "Finished: it reached its largest length",
-    Cause.ABORT: "Aborted",
-    Cause.ERROR: "Ended by an error",
-    Cause.NEVER_FITS: "Refused: it can never fit",
-    Cause.KV_POOL_EXHAUSTED: "Ended: it was the last one running and the KV pool had no page left for it",
-    Cause.QUEUE_TIMEOUT: "Refused: it waited for its first admission longer than server.queue_timeout_s",
-    Cause.DISPLACED: "Refused: the queue was full and a more important request took its place",
+    Cause.STOP: mark("Finished: it stopped by itself"),
+    Cause.LENGTH: mark("Finished: it reached its largest length"),
+    Cause.ABORT: mark("Aborted"),
+    Cause.ERROR: mark("Ended by an error"),
+    Cause.NEVER_FITS: mark("Refused: it can never fit"),
+    Cause.KV_POOL_EXHAUSTED: mark("Ended: it was the last one running and the KV pool had no page left for it"),
+    Cause.QUEUE_TIMEOUT: mark("Refused: it waited for its first admission longer than server.queue_timeout_s"),
+    Cause.DISPLACED: mark("Refused: the queue was full and a more important request took its place"),
 }
+
+
+# -- numbers and times ---------------------------------------------------------------------------------------------
 
 
 def span(ns: int) -> str:
@@ -57,11 +66,6 @@ def wall(unix_ns: int) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}.{unix_ns // 1_000_000 % 1000:03d} UTC"
 
 
-def times(count: int, one: str, many: str | None = None) -> str:
-    """`3 tokens`, `1 token`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def amount(value: float) -> str:
     """Tokens may be fractions, since promises are estimates: at most two decimals, none when whole."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
@@ -71,34 +75,130 @@ def percent_of(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole > 0 else "0 %"
 
 
+def times(count: int, one: str, many: str | None = None) -> str:
+    """`3 tokens`, `1 token`: English, for tables and heads that are English only."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+# -- counts --------------------------------------------------------------------------------------------------------
+
+
+def tokens(count: int) -> str:
+    return tn(count, "{n} token", "{n} tokens")
+
+
+def output_tokens(count: int) -> str:
+    return tn(count, "{n} output token", "{n} output tokens")
+
+
+def requests(count: int) -> str:
+    return tn(count, "{n} request", "{n} requests")
+
+
+def passes(count: int) -> str:
+    return tn(count, "{n} pass", "{n} passes")
+
+
+def how_often(count: int) -> str:
+    return tn(count, "{n} time", "{n} times")
+
+
+def steps_from(first: int, last: int) -> str:
+    """`step 7`, `steps 7 to 9`."""
+    return t("step {step}", step=first) if first == last else t("steps {first} to {last}", first=first, last=last)
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `12th`."""
+    last_digit = 0 if number % 100 in (11, 12, 13) else number % 10
+    match last_digit:
+        case 1:
+            return t("{n}st", n=number)
+        case 2:
+            return t("{n}nd", n=number)
+        case 3:
+            return t("{n}rd", n=number)
+        case _:
+            return t("{n}th", n=number)
+
+
+# -- names, clauses and sentences, one after another ---------------------------------------------------------------
+
+
+def listed(names: Iterable[str]) -> str:
+    """`r7, r9`."""
+    return reduce(lambda before, name: t("{names}, {name}", names=before, name=name), names)
+
+
+def first_few(names: Iterable[str], most: int) -> str:
+    """`r7, r9 and 3 more`."""
+    found = list(names)
+    named = listed(found[:most])
+    return named if len(found) <= most else t("{names} and {n} more", names=named, n=len(found) - most)
+
+
+def apart(parts: Iterable[str]) -> str:
+    """`3.4 ms in the queue, 1.0 ms preparing its steps`: what is longer than a name."""
+    found = list(parts)
+    return reduce(lambda before, part: t("{parts}, {part}", parts=before, part=part), found) if found else ""
+
+
+def clauses(said: Iterable[str]) -> str:
+    """Clauses of one sentence that could each stand alone."""
+    return reduce(lambda before, clause: t("{said}; {clause}", said=before, clause=clause), said)
+
+
+def both(names: Iterable[str]) -> str:
+    return reduce(lambda first, second: t("{first} and {second}", first=first, second=second), names)
+
+
+def following(sentences: Iterable[str]) -> str:
+    """Sentences in one line."""
+    return reduce(lambda said, after: t("{said} {after}", said=said, after=after), filter(None, sentences))
+
+
+# -- what was tested -----------------------------------------------------------------------------------------------
+
+
 def code_words(code: str) -> str:
-    """A code as words: kv_total_exhausted -> KV total exhausted."""
-    return code.replace("_", " ").replace("kv ", "KV ")
+    """A code as words: kv_total_exhausted -> KV total exhausted. Codes are English: other languages have them as is."""
+    return code.replace("_", " ").replace("kv ", "KV ") if spoken() == ENGLISH else code
 
 
 def counted_test(reason: str | None, need: float, have: float) -> str:
     """The test of a reason that counts requests, not tokens; empty for every other."""
     if reason in {Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET}:
-        return f"it needs {_rows(need)}, and max_running_requests leaves {amount(have)}"
+        if need == 1:
+            return t("it needs 1 row, and max_running_requests leaves {have}", have=amount(have))
+        return t(
+            "it needs {need} rows with those admitted before it in the pass, and max_running_requests leaves {have}",
+            need=amount(need),
+            have=amount(have),
+        )
     if reason == Reason.PREFILL_MAX_REACHED:
-        return f"it would be prompt {amount(need)} of the batch, and prefill_max_requests allows {amount(have)}"
+        return t(
+            "it would be prompt {need} of the batch, and prefill_max_requests allows {have}",
+            need=amount(need),
+            have=amount(have),
+        )
     return ""
-
-
-def _rows(need: float) -> str:
-    """The row that a request lacked, counted with those that its pass had given away."""
-    return "1 row" if need == 1 else f"{amount(need)} rows with those admitted before it in the pass"
 
 
 def need_have(reason: Reason, need: float | None, have: float | None) -> str:
     """The two sides of the test that decided; empty when nothing was compared."""
     if need is None or have is None or reason is Reason.FULL_FLAG_SET:
         return ""
+    if reason is Reason.ROWS_EXHAUSTED and need == 1:
+        return t("it needed 1 row, and max_running_requests left {have}", have=amount(have))
     if reason is Reason.ROWS_EXHAUSTED:
-        return f"it needed {_rows(need)}, and max_running_requests left {amount(have)}"
+        return t(
+            "it needed {need} rows with those admitted before it in the pass, and max_running_requests left {have}",
+            need=amount(need),
+            have=amount(have),
+        )
     if reason is Reason.PREFILL_MAX_REACHED:
-        return f"it would have been prompt {amount(need)} where {amount(have)} may be"
-    return f"need {amount(need)}, have {amount(have)} tokens"
+        return t("it would have been prompt {need} where {have} may be", need=amount(need), have=amount(have))
+    return t("need {need}, have {have} tokens", need=amount(need), have=amount(have))
 
 
 def ledger_words(before: LedgerPart, after: LedgerPart) -> str:
@@ -106,13 +206,18 @@ def ledger_words(before: LedgerPart, after: LedgerPart) -> str:
     parts = []
     for name in LedgerPart.model_fields:
         left, right = getattr(before, name), getattr(after, name)
-        parts.append(f"{name} off" if left is None or right is None else f"{name} {amount(left)} → {amount(right)}")
-    return ", ".join(parts)
+        if left is None or right is None:
+            parts.append(t("{ledger} off", ledger=name))
+        else:
+            parts.append(t("{ledger} {before} → {after}", ledger=name, before=amount(left), after=amount(right)))
+    return apart(parts)
 
 
 def end_words(end: EndFact, accepted_ns: int) -> str:
     """How it ended."""
-    detail = f" ({end.detail})" if end.detail else ""
-    words = _END_WORDS.get(end.cause, f"Ended by {end.cause}")
-    after = span(end.at_ns - accepted_ns)
-    return f"{words}{detail}, after {times(end.output_len, 'output token')} and {after}."
+    words = _END_WORDS.get(end.cause)
+    how = t(words) if words is not None else t("Ended by {cause}", cause=end.cause)
+    told = {"how": how, "outputs": output_tokens(end.output_len), "time": span(end.at_ns - accepted_ns)}
+    if end.detail:
+        return t("{how} ({detail}), after {outputs} and {time}.", detail=end.detail, **told)
+    return t("{how}, after {outputs} and {time}.", **told)

@@ -12,7 +12,8 @@ from engine.config import Policy
 from engine.events import AdmissionDecided, RequestTransitioned, StepPlanned
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import Reason
-from telemetry.explain import AmbiguousRequest, Explanation, UnknownRequest, explain, explain_records, told
+from telemetry.explain import AmbiguousRequest, Explanation, UnknownRequest, explain, explain_records
+from telemetry.explain_life import told
 from telemetry.explain_words import REASON_WORDS, amount, need_have, span, times, wall
 from telemetry.journal import JournalSink
 from telemetry.life import LifeBuilder
