@@ -299,7 +299,7 @@ def lanes(spans: list[SpanDraft]) -> list[tuple[int, SpanDraft]]:
     open_ends: dict[int, list[int]] = {}
     placed = []
     for span in ordered:
-        lane = 1 if span.name == "engine.stream" else 0
+        lane = 1 if span.name in {"engine.emit", "engine.stream"} else 0
         while True:
             ends = open_ends.setdefault(lane, [])
             while ends and ends[-1] <= span.start_ns:

@@ -221,6 +221,11 @@ REQUEST: Final[tuple[SpanKind, ...]] = (
             ),
         ),
     ),
+    SpanKind(
+        "engine.emit",
+        "the root",
+        "From the first token to the first byte of the response: of a whole answer, all of decoding too.",
+    ),
     SpanKind("engine.stream", "the root", "From the first byte of the response to the last."),
 )
 

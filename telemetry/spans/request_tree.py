@@ -74,6 +74,9 @@ class RequestTree:
             spans.extend(_held(builder, spans))
         spans.extend(self._decodes(builder, end))
         if request.first_byte_ns is not None and request.last_byte_ns is not None:
+            if request.first_token_ns is not None and request.first_byte_ns > request.first_token_ns:
+                # Of a whole answer it lasts as long as decoding and a little longer: else that rest would be nobody's.
+                spans.append(builder.child("engine.emit", request.first_token_ns, request.first_byte_ns))
             spans.append(builder.child("engine.stream", request.first_byte_ns, request.last_byte_ns))
         return [_within(span, spans[0]) for span in spans]
 

@@ -142,14 +142,16 @@ def test_fr_35_the_span_hangs_under_the_callers_and_its_children_leave_no_gap() 
         until(lambda: live.status.running == 1, "the row is taken")
         _ask(live, f"00-{TRACE}-{PARENT}-01", prompt="p" * 150, max_tokens=5, ignore_eos=True)
         holder.join(30)
-        # The root, three chunks and two stretches between them, intake, queue, decode and stream.
-        spans = receiver.wait_for(lambda spans: sum(s.trace_id.hex() == TRACE for s in spans) >= 10)
+        # The root, three chunks and two stretches between them, intake, queue, decode, emit and stream.
+        spans = receiver.wait_for(lambda spans: sum(s.trace_id.hex() == TRACE for s in spans) >= 11)
         mine = [span for span in spans if span.trace_id.hex() == TRACE]
         [root] = [span for span in mine if span.kind == Span.SPAN_KIND_SERVER]
     assert root.parent_span_id.hex() == PARENT
     children = sorted((s for s in mine if s.parent_span_id == root.span_id), key=lambda s: s.start_time_unix_nano)
     assert Counter(span.name for span in children)["engine.prefill.chunk"] == 3
-    assert {"engine.intake", "engine.queue", "engine.decode", "engine.stream"} <= {span.name for span in children}
+    assert {"engine.intake", "engine.queue", "engine.decode", "engine.emit", "engine.stream"} <= {
+        span.name for span in children
+    }
     queue = next(span for span in children if span.name == "engine.queue")
     assert queue.end_time_unix_nano - queue.start_time_unix_nano > 50_000_000
     assert any("rows" in key or "rows" in str(value) for key, value in attributes(queue).items()), attributes(queue)

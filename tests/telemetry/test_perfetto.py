@@ -187,7 +187,7 @@ def test_requests_have_the_cuts_that_a_collector_gets(whole: tuple[Trace, list[E
     shown = [entry for entry in spans_of(whole[1], REQUESTS) if not entry["name"].startswith("held: ")]
     assert sorted((ns(entry["ts"]), ns(entry["ts"]) + ns(entry["dur"])) for entry in shown) == expected
     names = {entry["name"] for entry in shown if not re.fullmatch(r"r\d+", entry["name"])}
-    assert names == {"intake", "queue", "retracted", "prefill.chunk", "between_chunks", "decode", "stream"}
+    assert names == {"intake", "queue", "retracted", "prefill.chunk", "between_chunks", "decode", "emit", "stream"}
 
 
 def test_the_file_is_of_the_trace_event_format(tmp_path: Path) -> None:

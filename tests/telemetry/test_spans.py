@@ -286,6 +286,19 @@ def test_a_slow_step_is_kept_and_linked_with_its_requests() -> None:
     assert slow[0][0].links == ((output.of("r1")[0].trace_id, output.of("r1")[0].span_id),)
 
 
+def test_an_answer_that_is_sent_late_belongs_to_a_span_until_then() -> None:
+    """A whole answer is written after its last token: what passes in between, on a busy server, is its `engine.emit`."""
+    run, _, output = started(responses=True)
+    run.add("r1", 8, 3)
+    run.finish_all()
+    applied_ns = run.now_ns
+    run.respond("r1", applied_ns + 7_000_000)
+    tree = output.of("r1")
+    [emit], [stream], [decode] = (named(tree, name) for name in ("engine.emit", "engine.stream", "engine.decode"))
+    assert emit.start_ns == decode.start_ns
+    assert decode.end_ns < emit.end_ns == stream.start_ns == applied_ns + 7_000_000
+
+
 def test_the_tree_waits_for_the_end_of_the_response() -> None:
     run, sink, output = started(responses=True)
     run.add("r1", 8, 1)
@@ -295,6 +308,7 @@ def test_the_tree_waits_for_the_end_of_the_response() -> None:
     tree = output.of("r1")
     within_parents(tree)
     assert len(named(tree, "engine.stream")) == 1
+    assert not named(tree, "engine.emit"), "it was sent in the moment in which it was there"
     run.add("r2", 8, 1)
     run.timed_step()
     run.add("r3", 8, 50, ignore_eos=True)
