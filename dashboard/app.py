@@ -21,10 +21,11 @@ if importlib.util.find_spec("dashboard") is None:
 from dashboard import components, downloads, frame, theme
 from dashboard.feed import Look
 from dashboard.places import settings_from
-from dashboard.pulse import Goals, pulse_data
+from dashboard.pulse import Goals, Showing, pulse_data
 from dashboard.session import Viewer, viewer_for
 from dashboard.told import Told
 from dashboard.views import VIEWS, View
+from dashboard.views.judging import report_of
 from dashboard.views.parts import choice
 from dashboard.words import mark, speak
 
@@ -78,16 +79,20 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
 
 
 def _head(viewer: Viewer, look: Look, view: View, done: Told) -> None:
+    report = report_of(viewer)
     components.pulse(
         pulse_data(
             look,
             viewer.colours,
-            place=viewer.place,
-            interval_s=viewer.interval_s,
-            paused=viewer.is_paused,
-            now_mono_s=viewer.now_mono_s,
-            goals=_goals(viewer, look),
-            whole=view.group != "learn",
+            Showing(
+                place=viewer.place,
+                interval_s=viewer.interval_s,
+                now_mono_s=viewer.now_mono_s,
+                paused=viewer.is_paused,
+                goals=_goals(viewer, look),
+                whole=view.group != "learn",
+                broken=None if report is None else sum(report.counts.values()),
+            ),
         ),
         viewer.colours,
         done=done,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal, TypeVar
 
 from dashboard import formats as f
 from dashboard.tables import Table
 from dashboard.theme import Palette
 from dashboard.words import mark, t
+from telemetry.check_report import CheckReport
 from telemetry.observe import EvidenceAnswer, EvidenceDetail, LawRow, LawsAnswer
+
+#: What the laws are of: an engine that judges itself or not, a journal that can be judged here, tables that cannot.
+Kind = Literal["engine", "journal", "tables"]
+
+_C = TypeVar("_C")
 
 _JUDGED: Final = {
     "each": mark("every event"),
@@ -23,8 +30,12 @@ def _column(label: str, kind: str, unit: str = "", help_text: str = "") -> dict[
     return {"label": label, "kind": kind, "unit": unit, "help": help_text}
 
 
-def judged_words(law: LawRow) -> str:
-    """When a law is judged; what is only sampled says so."""
+def judged_words(law: LawRow, laws: LawsAnswer, kind: Kind) -> str:
+    """When a law is judged; what is only sampled says so. What no engine said of a recording is not said either."""
+    if kind != "engine" and not laws.is_checked:
+        return t("not judged yet") if kind == "journal" else t("not judged")
+    if kind == "journal" and law.judged == "never":
+        return t("not by a record")
     said = t(_JUDGED[law.judged]) if law.judged in _JUDGED else law.judged
     if law.audit_every > 1 and law.judged in {"recount", "audits"}:
         said += t(" (its part in every {n}th audit)", n=law.audit_every)
@@ -67,49 +78,113 @@ def cost_words(laws: LawsAnswer) -> list[tuple[str, str]]:
     return words
 
 
-def laws_table(laws: LawsAnswer, colours: Palette) -> Table:
-    """Every law in the order of the catalogue; those that broke first."""
-    ordered = sorted(laws.laws, key=lambda law: -law.violations)
-    rows = []
-    for law in ordered:
-        colour = colours.bad if law.violations else colours.muted if law.judged == "never" else colours.good
-        last = f.NOTHING if law.last is None else t("step {step}", step=f.count(law.last.step))
-        rows.append(
-            {
-                "id": law.id,
-                "quiet": law.judged == "never",
-                "cells": [
-                    [law.id, law.id, None, colour, law.sentence],
-                    [_short(law.sentence), law.sentence, None, None, law.sentence],
-                    [str(law.tier), law.tier],
-                    law.mode,
-                    [judged_words(law), law.judged, None, None, law.applies],
-                    [f.count(law.family_checks), law.family_checks, None, None, law.group],
-                    [_short(law.cost, 34), law.cost, None, None, law.cost],
-                    [f.count(law.violations) if laws.is_checked else f.NOTHING, law.violations],
-                    [last, -1 if law.last is None else law.last.step],
-                ],
-            }
-        )
-    broken = sum(law.violations > 0 for law in laws.laws)
+def check_command(journal: str) -> str:
+    """What judges a journal in a terminal."""
+    return f"admitscope check {shlex.quote(journal)}"
+
+
+def verdict_words(report: CheckReport, elapsed_s: float) -> tuple[str, str]:
+    """(the verdict, over what and in how much time) of a recording that was judged."""
+    broken = sum(report.counts.values())
+    if broken:
+        head = t("{n} violations of {laws} laws.", n=f.count(broken), laws=f.count(len(report.counts)))
+    else:
+        head = t("Every law held.") if report.verdict == "held" else t("No violation as far as the record goes.")
+    rest = t(
+        "{events} events of {steps} steps, {checks} checks, {audits} audits of the replayed state; judged in {time}.",
+        events=f.count(report.events),
+        steps=f.count(report.steps),
+        checks=f.count(sum(report.checks.values())),
+        audits=f.count(report.audits),
+        time=f.duration(elapsed_s),
+    )
+    return head, rest
+
+
+def violations_table(report: CheckReport, colours: Palette) -> Table:
+    """The violations that the report names, in the order of the record; the id of a row is its number."""
+    rows = [
+        {
+            "id": str(number),
+            "cells": [
+                [found.id, found.id, None, colours.bad, found.law],
+                [f.count(found.step), found.step],
+                [f.clock(found.t_wall_s), found.t_wall_s],
+                [f.short_rid(found.rid) if found.rid else f.NOTHING, found.rid or "", None, None, found.rid or ""],
+                [_short(found.expected), found.expected, None, None, found.expected],
+                [_short(found.found), found.found, None, None, found.found],
+            ],
+        }
+        for number, found in enumerate(report.violations)
+    ]
+    total = sum(report.counts.values())
     return Table(
         columns=(
             _column(t("Law"), "pill"),
-            _column(t("What must hold"), "text"),
-            _column(t("Tier"), "num", "", t("1: per event; 2: also recounted by audits of the whole state")),
-            _column(t("Mode"), "text", "", t("what a violation does: off, record or raise")),
-            _column(t("Judged"), "text"),
-            _column(t("Checks"), "num", "", t("of its family: single laws are not counted apart")),
-            _column(t("Cost grows with"), "text"),
-            _column(t("Violations"), "num"),
-            _column(t("Last"), "num"),
+            _column(t("Step"), "num"),
+            _column(t("Time"), "num"),
+            _column(t("Request"), "mono"),
+            _column(t("Expected"), "text"),
+            _column(t("Found"), "text"),
         ),
         rows=rows,
-        note=t("{n} laws, {broken} broken", n=f.count(len(rows)), broken=f.count(broken))
-        if laws.is_checked
-        else t("{n} laws, none judged here", n=f.count(len(rows))),
+        note=t("{n} of {total} violations, in order of time", n=f.count(len(rows)), total=f.count(total)),
+        filter=t("Filter"),
+    )
+
+
+def laws_table(laws: LawsAnswer, colours: Palette, *, kind: Kind = "engine") -> Table:
+    """Every law in the order of the catalogue; those that broke first. A recording has neither mode nor, before it was
+    judged, any number.
+    """
+    ordered = sorted(laws.laws, key=lambda law: -law.violations)
+    is_told = laws.is_checked or kind == "engine"
+    rows = []
+    for law in ordered:
+        is_never = law.judged == "never"
+        colour = colours.bad if law.violations else colours.muted if is_never else colours.good
+        last = f.NOTHING if law.last is None else t("step {step}", step=f.count(law.last.step))
+        cells: list[object] = [
+            [law.id, law.id, None, colour, law.sentence],
+            [_short(law.sentence), law.sentence, None, None, law.sentence],
+            [str(law.tier), law.tier],
+            law.mode,
+            [judged_words(law, laws, kind), law.judged, None, None, law.applies],
+            [f.count(law.family_checks) if is_told else f.NOTHING, law.family_checks, None, None, law.group],
+            [_short(law.cost, 34), law.cost, None, None, law.cost],
+            [f.count(law.violations) if laws.is_checked else f.NOTHING, law.violations],
+            [last, -1 if law.last is None else law.last.step],
+        ]
+        rows.append({"id": law.id, "quiet": is_never, "cells": cells if kind == "engine" else _without_mode(cells)})
+    broken = sum(law.violations > 0 for law in laws.laws)
+    columns = [
+        _column(t("Law"), "pill"),
+        _column(t("What must hold"), "text"),
+        _column(t("Tier"), "num", "", t("1: per event; 2: also recounted by audits of the whole state")),
+        _column(t("Mode"), "text", "", t("what a violation does: off, record or raise")),
+        _column(t("Judged"), "text"),
+        _column(t("Checks"), "num", "", t("of its family: single laws are not counted apart")),
+        _column(t("Cost grows with"), "text"),
+        _column(t("Violations"), "num"),
+        _column(t("Last"), "num"),
+    ]
+    return Table(
+        columns=tuple(columns if kind == "engine" else _without_mode(columns)),
+        rows=rows,
+        note=_laws_note(laws, broken, kind),
         filter=t("Filter, or an id and Enter"),
     )
+
+
+def _without_mode(cells: list[_C]) -> list[_C]:
+    return [*cells[:3], *cells[4:]]
+
+
+def _laws_note(laws: LawsAnswer, broken: int, kind: Kind) -> str:
+    n = f.count(len(laws.laws))
+    if laws.is_checked:
+        return t("{n} laws, {broken} broken", n=n, broken=f.count(broken))
+    return t("{n} laws, not judged yet", n=n) if kind == "journal" else t("{n} laws, none judged here", n=n)
 
 
 def sentence(words: str) -> str:
@@ -122,8 +197,11 @@ def _short(text: str, limit: int = 78) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
 
 
-def evidence_table(evidence: EvidenceAnswer, colours: Palette) -> Table:
+def evidence_table(evidence: EvidenceAnswer, colours: Palette, *, is_recorded: bool = False) -> Table:
     """Bundles on disk, newest first."""
+    none = t("One is written beside the journal when a law breaks.") if evidence.is_kept else evidence.why
+    if is_recorded:
+        none = t("None lies beside this journal: no law broke while it was written, or its engine kept none.")
     rows = [
         {
             "id": row.id,
@@ -152,10 +230,7 @@ def evidence_table(evidence: EvidenceAnswer, colours: Palette) -> Table:
         ),
         rows=rows,
         note=t("{n} of {total} bundles", n=f.count(len(rows)), total=f.count(evidence.total)),
-        empty=(
-            t("No evidence bundle"),
-            t("One is written beside the journal when a law breaks.") if evidence.is_kept else evidence.why,
-        ),
+        empty=(t("No evidence bundle"), none),
     )
 
 

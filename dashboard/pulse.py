@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from dashboard import formats as f
@@ -37,31 +38,37 @@ _SLOW_LOOP_S: Final = 5.0
 _IDLE_TURN_S: Final = 1.0
 
 
-def pulse_data(
-    look: Look,
-    colours: Palette,
-    *,
-    place: Place,
-    interval_s: float,
-    paused: bool,
-    now_mono_s: float,
-    goals: Goals,
-    whole: bool = True,
-) -> dict[str, Any]:
-    """Everything the head shows of `look`. `now_mono_s` is the clock that `look.contact_mono_s` was read from.
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """How the head is shown.
 
-    goals  objectives for TTFT and TBT
-    whole  with facts, tiles and the mix of reasons; else nothing of the source, for views that stand on their own
+    now_mono_s  of the clock that `Look.contact_mono_s` was read from
+    goals       objectives for TTFT and TBT
+    whole       with facts, tiles and the mix of reasons; else nothing of the source, for views that stand on their own
+    broken      violations that judging the whole recording found here; None: it was not judged
     """
+
+    place: Place
+    interval_s: float
+    now_mono_s: float
+    paused: bool
+    goals: Goals
+    whole: bool = True
+    broken: int | None = None
+
+
+def pulse_data(look: Look, colours: Palette, how: Showing) -> dict[str, Any]:
+    """Everything the head shows of `look`."""
+    place, paused, whole = how.place, how.paused, how.whole
     status = look.status
     wrong = trouble(look, place)
     return {
         "facts": _facts(status, place) if whole else [],
-        "tiles": _tiles(status, look, goals, place) if whole and status is not None else [],
+        "tiles": _tiles(status, look, how) if whole and status is not None else [],
         "mix": _mix(status, colours, place) if whole else None,
-        "age_s": None if look.contact_mono_s is None else max(0.0, now_mono_s - look.contact_mono_s),
+        "age_s": None if look.contact_mono_s is None else max(0.0, how.now_mono_s - look.contact_mono_s),
         "loop_s": _loop_age_s(status),
-        "old_after_s": OLD_AFTER_INTERVALS * interval_s,
+        "old_after_s": OLD_AFTER_INTERVALS * how.interval_s,
         "paused": paused,
         # A lesson has no age: an empty word hides the mark.
         "stands": _stands(look, paused=paused) if whole else "",
@@ -126,7 +133,7 @@ def _warning(status: EngineStatus) -> list[str] | None:
     return None
 
 
-def _tiles(status: EngineStatus, look: Look, goals: Goals, place: Place) -> list[dict[str, Any]]:
+def _tiles(status: EngineStatus, look: Look, how: Showing) -> list[dict[str, Any]]:
     points = look.latency.points[-_SPARK_POINTS:] if look.latency else ()
     ttft = ttft_quantiles(look.requests) if look.requests else Quantiles(None, None, 0)
     tbt = tbt_quantiles(look.latency) if look.latency else Quantiles(None, None, 0)
@@ -135,7 +142,6 @@ def _tiles(status: EngineStatus, look: Look, goals: Goals, place: Place) -> list
     slot = look.latency.slot_s if look.latency else 0.0
     pages = status.kv_pages
     used = pages.private + pages.protected
-    finished = ", ".join(f"{f.count(n)} {f.words(name)}" for name, n in finish_mix(status)) or t("none finished yet")
     return [
         {
             "id": "waiting",
@@ -163,10 +169,16 @@ def _tiles(status: EngineStatus, look: Look, goals: Goals, place: Place) -> list
             "go": {"view": "admission"},
         },
         _latency_tile(
-            "ttft", ttft, t("last 60 s"), [p.ttft_p50_s for p in points], goal=goals[0], queued=queued, beyond=beyond
+            "ttft",
+            ttft,
+            t("last 60 s"),
+            [p.ttft_p50_s for p in points],
+            goal=how.goals[0],
+            queued=queued,
+            beyond=beyond,
         ),
         _latency_tile(
-            "tbt", tbt, t("last {n} s with tokens", n=f"{slot:g}"), [p.tbt_p50_s for p in points], goal=goals[1]
+            "tbt", tbt, t("last {n} s with tokens", n=f"{slot:g}"), [p.tbt_p50_s for p in points], goal=how.goals[1]
         ),
         {
             "id": "kv",
@@ -186,11 +198,16 @@ def _tiles(status: EngineStatus, look: Look, goals: Goals, place: Place) -> list
             "label": t("Finished"),
             "values": [["", f.count(sum(status.requests_finished.values())), "req"]],
             "sub": t("of {n} received", n=f.count(status.requests_received)),
-            "help": finished,
+            "help": _finished(status),
             "go": {"view": "requests", "list": "finished"},
         },
-        _violations_tile(status, place),
+        _violations_tile(status, how.place, how.broken),
     ]
+
+
+def _finished(status: EngineStatus) -> str:
+    """How those that finished ended, most frequent first."""
+    return ", ".join(f"{f.count(n)} {f.words(name)}" for name, n in finish_mix(status)) or t("none finished yet")
 
 
 def _oldest(status: EngineStatus) -> str:
@@ -232,17 +249,20 @@ def _latency_tile(
     }
 
 
-def _violations_tile(status: EngineStatus, place: Place) -> dict[str, Any]:
-    # A journal has no verdicts: whether its run was checked is not known.
-    unchecked = (f.NOTHING, t("not judged here")) if place.is_recorded else (t("off"), t("no checker runs"))
-    tone = "bad" if status.violations_total else "good" if status.invariants_checked else ""
-    number = f.count(status.violations_total) if status.invariants_checked or status.violations_total else unchecked[0]
+def _violations_tile(status: EngineStatus, place: Place, broken: int | None) -> dict[str, Any]:
+    # A journal has no verdicts: whether its run was checked is not known. The page can judge it, the whole of it.
+    found, is_judged = status.violations_total, status.invariants_checked
+    sub = t("every step is checked") if is_judged else t("no checker runs")
+    if place.is_recorded:
+        found, is_judged = broken or 0, broken is not None
+        sub = t("in the whole recording") if is_judged else t("not judged yet")
+    unknown = f.NOTHING if place.is_recorded else t("off")
     return {
         "id": "violations",
         "label": t("Invariant violations"),
-        "values": [["", number, ""]],
-        "sub": t("every step is checked") if status.invariants_checked else unchecked[1],
-        "tone": tone,
+        "values": [["", f.count(found) if is_judged or found else unknown, ""]],
+        "sub": sub,
+        "tone": "bad" if found else "good" if is_judged else "",
         "go": {"view": "invariants"},
     }
 

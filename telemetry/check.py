@@ -10,7 +10,7 @@ report says so.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -46,12 +46,14 @@ def check(
     until_seq: int | None = None,
     snapshot: Path | None = None,
     limit: int = 20,
+    tell: Callable[[int], None] | None = None,
 ) -> CheckReport:
     """Judge the journal at `path`. Raises JournalError when it cannot be read or configured.
 
     until_step, until_seq  the last step, or event, that is heard
     snapshot  a file of an evidence bundle: audited once everything was heard
     limit     violations that the report names; all are counted
+    tell      is told of the step of each event that was heard
     """
     reader = JournalReader(path)
     tape = Tape(reader)
@@ -60,7 +62,7 @@ def check(
     if entry is None or not isinstance(entry[1], EngineStarted):
         raise JournalError(f"{path}: the laws need the engine's first event, EngineStarted; this begins later")
     source = reader.header.source
-    judge = _Judge(until_step, until_seq, limit, source)
+    judge = _Judge(until_step, until_seq, limit, source, tell)
     if source is not None:
         if snapshot is not None:
             raise JournalError(f"{path}: a journal of {source.name} has no snapshot to be audited")
@@ -147,20 +149,29 @@ class _Judge:
     """The checker with its ears: what it hears, from where, up to where."""
 
     def __init__(
-        self, until_step: int | None, until_seq: int | None, limit: int, source: SourcePart | None = None
+        self,
+        until_step: int | None,
+        until_seq: int | None,
+        limit: int,
+        source: SourcePart | None = None,
+        tell: Callable[[int], None] | None = None,
     ) -> None:
         self._source = source
+        self._tell = tell
         self._until_step = until_step
         self._until_seq = until_seq
         self._limit = limit
-        off: dict[str, OnViolation] = dict.fromkeys(not_judged(source), "off") if source is not None else {}
-        self._checker = InvariantChecker(on_violation="record", overrides=off)
+        self._off: dict[str, OnViolation] = dict.fromkeys(not_judged(source), "off") if source is not None else {}
+        self._checker = InvariantChecker(on_violation="record", overrides=self._off)
         self._checker.is_foreign = source is not None
         self._seq: int | None = None
         self._events = 0
         self._last_step = 0
         self._audited_step = 0
+        #: The time of the event heard last, Unix ns, and what to add to the engine's clock for it.
+        self._wall_ns = self._offset_ns = 0
         self._shown: list[Found] = []
+        self._latest: dict[str, Found] = {}
         self._counts: dict[str, int] = {}
         self._counted = 0
         self._unjudged_from: int | None = None
@@ -206,6 +217,9 @@ class _Judge:
         ):
             self.is_done = True
             return False
+        if isinstance(event, EngineStarted):
+            self._offset_ns = event.wall_ns - event.t_ns
+        self._wall_ns = self._offset_ns + event.t_ns
         self._checker.emit(event)
         if isinstance(event, RequestTransitioned):
             if event.target == "finished":
@@ -215,6 +229,8 @@ class _Judge:
         self._seq, self._last_step = event.seq, event.step
         self._events += 1
         self._collect(event.seq)
+        if self._tell is not None:
+            self._tell(event.step)
         self.is_done = event.seq == self._until_seq
         return not self.is_done
 
@@ -242,19 +258,20 @@ class _Judge:
             if self._unjudged_from is not None and violation.id in NEEDS_EACH_DECISION:
                 continue
             self._counts[violation.id] = self._counts.get(violation.id, 0) + 1
+            found = Found(
+                id=violation.id,
+                law=violation.law,
+                step=violation.step,
+                t_wall_s=self._wall_ns / 1e9,
+                seq=seq,
+                rid=violation.rid,
+                expected=violation.expected,
+                found=violation.found,
+                by=violation.by,
+            )
+            self._latest[found.id] = found
             if len(self._shown) < self._limit:
-                self._shown.append(
-                    Found(
-                        id=violation.id,
-                        law=violation.law,
-                        step=violation.step,
-                        seq=seq,
-                        rid=violation.rid,
-                        expected=violation.expected,
-                        found=violation.found,
-                        by=violation.by,
-                    )
-                )
+                self._shown.append(found)
 
     def report(
         self,
@@ -294,5 +311,7 @@ class _Judge:
             checks=dict(self._checker.checks_by_group),
             counts=self._counts,
             violations=tuple(self._shown),
+            last=self._latest,
+            unjudged=tuple(self._off),
             notes=tuple(notes),
         )

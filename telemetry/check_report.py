@@ -8,13 +8,17 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Found(BaseModel):
-    """One violation. `seq`: the event at which it showed; `by`: that event, or an audit after it."""
+    """One violation. `seq`: the event at which it showed; `by`: that event, or an audit after it.
+
+    t_wall_s  Unix seconds of that event, by the record
+    """
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     law: str
     step: int
+    t_wall_s: float = 0.0
     seq: int | None
     rid: str | None
     expected: str
@@ -29,6 +33,8 @@ class CheckReport(BaseModel):
                 broken: at least one
     counts      violations by law
     violations  the first ones
+    last        of each law that broke, the latest one
+    unjudged    laws that a record of this kind is not held to at all
     notes       what was not judged, and why
     """
 
@@ -41,6 +47,8 @@ class CheckReport(BaseModel):
     checks: dict[str, int]
     counts: dict[str, int]
     violations: tuple[Found, ...]
+    last: dict[str, Found] = {}
+    unjudged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -24,6 +24,7 @@ from telemetry.settings import (
     ReplayCommand,
     ServeCommand,
     TopCommand,
+    UsageError,
     parse,
 )
 from telemetry.settings_page import DashboardCommand, DemoCommand
@@ -124,11 +125,11 @@ def _explain(command: ExplainCommand) -> int:
         return _explain_live(command)
     _say_which_run(Path(command.journal))
     try:
-        explanation = explain(Path(command.journal), command.rid)
+        explanation = explain(Path(command.journal), command.rid, command.lang)
     except (UnknownRequest, AmbiguousRequest) as error:
         print(f"admitscope: {error}", file=sys.stderr)
         return 1
-    print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text())
+    print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text(command.lang))
     return 0
 
 
@@ -148,14 +149,14 @@ def _explain_live(command: ExplainCommand) -> int:
 
     with LiveSource(command.journal, os.environ.get("ADMITSCOPE_API_KEY")) as source:
         try:
-            explanation = source.explain(command.rid)
+            explanation = source.explain(command.rid, command.lang)
             if explanation is None:
                 # This raises where no engine is: "unknown" would be said of any web server.
                 told = source.requests(_MOST_REQUESTS)
                 ids = meant(command.rid, (row.rid for row in (*told.live, *told.finished)))
                 if len(ids) > 1:
                     raise AmbiguousRequest(command.rid, ids)
-                explanation = source.explain(ids[0]) if ids else None
+                explanation = source.explain(ids[0], command.lang) if ids else None
         except (SourceError, AmbiguousRequest) as error:
             print(f"admitscope: {error}", file=sys.stderr)
             return 1
@@ -179,15 +180,27 @@ def _top(command: TopCommand) -> int:
 def _check(command: CheckCommand) -> int:
     from telemetry.check import check
     from telemetry.check_report import render
+    from telemetry.export.source import survey
+    from telemetry.sim.limits import give_way, limit_memory
+    from telemetry.sim.progress import meter
 
     _say_which_run(command.journal)
-    report = check(
-        command.journal,
-        until_step=command.until_step,
-        until_seq=command.until_seq,
-        snapshot=command.snapshot,
-        limit=command.limit,
-    )
+    limit_memory(command.memory_mib)
+    give_way(command.niceness)
+    try:
+        with meter(quiet=True, lines=command.progress_lines) as progress:
+            progress.phase("judging", survey(command.journal).steps[1] if command.progress_lines else 0)
+            report = check(
+                command.journal,
+                until_step=command.until_step,
+                until_seq=command.until_seq,
+                snapshot=command.snapshot,
+                limit=command.limit,
+                tell=progress.tell if command.progress_lines else None,
+            )
+    except MemoryError:
+        allowed = "this machine's memory" if command.memory_mib is None else f"--memory-mib {command.memory_mib}"
+        raise UsageError(f"{allowed} is not enough to judge this journal: allow more") from None
     print(report.model_dump_json(indent=1) if command.json_output else render(report))
     return report.exit_code
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from invariants.audit import GROUPS
 from invariants.catalog import CATALOG, Law
 from invariants.violation import Violation
+from telemetry.check_report import CheckReport, Found
 from telemetry.checker_settings import CheckerConfig
 from telemetry.evidence_reader import EvidenceReader
 from telemetry.observe import Head
@@ -98,26 +99,15 @@ class LawBook:
         every = max((n for part, n in self._config.parts().items() if GROUPS[part] is law.group), default=1)
         told = {
             "mode": checker.mode_of(law.id),
-            "judged": self._judged(law, checker.mode_of(law.id)),
+            "judged": _judged(
+                law, checker.mode_of(law.id), is_audited=self._config.audit_period_s is not None, has_listeners=True
+            ),
             "audit_every": every if law.tier > 1 else 1,
             "family_checks": checker.checks_by_group[law.group.value],
             "violations": checker.violations_by_id[law.id],
             "last": None if last is None else _seen(*last),
         }
         return LawRow.model_validate(_words_of(law) | told)
-
-    def _judged(self, law: Law, mode: str) -> str:
-        """When: see `LawRow.judged`."""
-        if mode == "off":
-            return "never"
-        if law.tier == 1:
-            return "each"
-        is_audited = self._config.audit_period_s is not None
-        # Laws about what listeners show, and about the order of the queue, are judged when somebody hands over a
-        # sample.
-        if "audit_readings" in law.applies or "per audit" in law.cost:
-            return "audits" if is_audited else "never"
-        return "recount" if is_audited else "each"
 
     def _why_none(self) -> str:
         checking = self._checking
@@ -126,6 +116,36 @@ class LawBook:
         if checking.checker.is_off:
             return checking.words()
         return "this run writes no journal, or `checker.evidence` is off"
+
+
+def judged_laws(report: CheckReport) -> tuple[LawRow, ...]:
+    """Every law as a judging of a record left it: `check` counts, audits the replayed state, and has no listeners."""
+    rows = []
+    for law in CATALOG:
+        mode = "off" if law.id in report.unjudged else "record"
+        last = report.last.get(law.id)
+        told = {
+            "mode": mode,
+            "judged": _judged(law, mode, is_audited=report.audits > 0, has_listeners=False),
+            "family_checks": report.checks.get(law.group.value, 0),
+            "violations": report.counts.get(law.id, 0),
+            "last": None if last is None else _seen(last, round(last.t_wall_s * 1e9)),
+        }
+        rows.append(LawRow.model_validate(_words_of(law) | told))
+    return tuple(rows)
+
+
+def _judged(law: Law, mode: str, *, is_audited: bool, has_listeners: bool) -> str:
+    """When: see `LawRow.judged`."""
+    if mode == "off":
+        return "never"
+    if law.tier == 1:
+        return "each"
+    # Laws about what listeners show, and about the order of the queue, are judged when somebody hands over a sample.
+    is_of_listeners = "audit_readings" in law.applies or "audit_spans" in law.applies
+    if is_of_listeners or "per audit" in law.cost:
+        return "audits" if is_audited and (has_listeners or not is_of_listeners) else "never"
+    return "recount" if is_audited else "each"
 
 
 def _words_of(law: Law) -> dict[str, object]:
@@ -137,7 +157,7 @@ def _unjudged(law: Law) -> LawRow:
     return LawRow.model_validate(_words_of(law) | {"mode": "off", "judged": "never"})
 
 
-def _seen(violation: Violation, wall_ns: int) -> LastViolation:
+def _seen(violation: Violation | Found, wall_ns: int) -> LastViolation:
     return LastViolation(
         step=violation.step,
         t_wall_s=wall_ns / 1e9,

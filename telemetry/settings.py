@@ -33,6 +33,7 @@ from telemetry.lessons.command import LessonCommand
 from telemetry.settings_page import DashboardCommand, DemoCommand, SubCommand
 from telemetry.sim.commands import SimCommand, SweepCommand, TuneCommand, WhatifCommand
 from telemetry.spans.config import TraceConfig
+from telemetry.words import ENGLISH, Lang
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
 ENV_DELIMITER: Final = "__"
@@ -131,6 +132,7 @@ class ExplainCommand(SubCommand):
       admitscope explain journals/RUN.jsonl chatcmpl-42         of a recorded run
       admitscope explain journals/RUN.jsonl chatcmpl-42 --json
       admitscope explain journals/RUN.jsonl chatcmpl-17...afe801    an id as pages shorten it, or how it begins
+      admitscope explain journals/RUN.jsonl chatcmpl-42 --lang zh-CN
     """
 
     journal: CliPositionalArg[str]
@@ -138,6 +140,8 @@ class ExplainCommand(SubCommand):
     key, if it has one, is in ADMITSCOPE_API_KEY."""
     rid: CliPositionalArg[str]
     """The request's id: the `id` of its answer."""
+    lang: Lang = ENGLISH
+    """Language of the sentences."""
     json_output: bool = Field(False, alias="json")
     """Print one JSON object instead of sentences."""
 
@@ -179,6 +183,12 @@ class CheckCommand(SubCommand):
     """A snapshot.json of an evidence bundle: recount it once the record was read."""
     limit: int = Field(20, ge=1, le=1_000)
     """Violations to print; all are counted."""
+    memory_mib: int | None = Field(None, ge=256)
+    """End with status 2 rather than use more memory than this. Unset: no limit of its own."""
+    niceness: int = Field(0, ge=0, le=19)
+    """Give way to other programs so much: for a judging beside a running engine."""
+    progress_lines: bool = False
+    """Print progress as lines on stderr, for programs."""
     json_output: bool = Field(False, alias="json")
     """Print one JSON object instead of sentences."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from html import escape
 
 import streamlit as st
@@ -12,6 +11,7 @@ from dashboard import frames_laws as frames
 from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
+from dashboard.views.judging import can_be_judged, judging, ways_to
 from dashboard.views.parts import waiting_for_engine
 from dashboard.words import t
 from telemetry.observe import EvidenceAnswer, EvidenceDetail, LawRow, LawsAnswer
@@ -26,7 +26,7 @@ def show(viewer: Viewer, look: Look) -> None:
         else:
             st.caption(t("This source does not say: its engine is older than this page."))
         return
-    _cost(viewer, laws)
+    laws = _cost(viewer, laws)
     opened = viewer.selection("bundle")
     if opened is not None:
         _bundle(viewer, opened)
@@ -35,19 +35,14 @@ def show(viewer: Viewer, look: Look) -> None:
         _evidence(viewer, look.evidence)
 
 
-def _cost(viewer: Viewer, laws: LawsAnswer) -> None:
+def _cost(viewer: Viewer, laws: LawsAnswer) -> LawsAnswer:
+    """What checking costs, or why no law is judged; returns the laws, of a recording as they were judged here."""
     st.subheader(t("Laws of the engine"), anchor=False)
-    if not laws.is_checked and viewer.place.is_recorded:
-        _judge_it(viewer, laws)
-        return
+    if can_be_judged(viewer):
+        return judging(viewer, laws)
     if not laws.is_checked:
-        st.html(
-            f'<div class="nothing" data-testid="checker-off"><strong>{escape(t("No law is judged here"))}</strong>'
-            f"<span>{escape(frames.sentence(laws.words))} "
-            f"{escape(t('On an engine this is a setting, not a fault: ADMITSCOPE_ON_VIOLATION=record judges them.'))}"
-            "</span></div>"
-        )
-        return
+        _unjudged(viewer, laws)
+        return laws
     cells = "".join(f"<span><em>{escape(what)}</em> {escape(much)}</span>" for what, much in frames.cost_words(laws))
     st.html(f'<div class="amounts" data-testid="checker-cost">{cells}</div>')
     st.caption(laws.words)
@@ -56,28 +51,24 @@ def _cost(viewer: Viewer, laws: LawsAnswer) -> None:
             f'<div class="nothing"><strong>{escape(t("The checker itself failed"))}</strong><span>'
             f"{escape(f.count(laws.internal_errors))} × {escape(laws.last_internal_error)}</span></div>"
         )
+    return laws
 
 
-def _judge_it(viewer: Viewer, laws: LawsAnswer) -> None:
-    """A recording holds what the engine did, not what a checker said of it: the command that judges it now."""
-    if viewer.recording is not None and viewer.recording.recording.is_tables:
-        st.html(
-            f'<div class="nothing" data-testid="checker-recorded"><strong>{escape(t("Tables show no judging"))}'
-            f"</strong><span>{escape(frames.sentence(laws.words))}</span></div>"
-        )
-        return
+def _unjudged(viewer: Viewer, laws: LawsAnswer) -> None:
+    title, more = t("Tables cannot be judged"), ""
+    if not viewer.place.is_recorded:
+        title = t("No law is judged here")
+        more = t("On an engine this is a setting, not a fault: ADMITSCOPE_ON_VIOLATION=record judges them.")
     st.html(
-        f'<div class="nothing" data-testid="checker-recorded"><strong>{escape(t("A recording shows no judging"))}'
-        f"</strong><span>{escape(t('It holds what happened, not what a checker said of it. To judge all of it now:'))}"
-        "</span></div>"
+        f'<div class="nothing" data-testid="checker-off"><strong>{escape(title)}</strong>'
+        f"<span>{escape(frames.sentence(laws.words))} {escape(more)}</span></div>"
     )
-    st.code(f"admitscope check {shlex.quote(viewer.place.where)}", language="sh")
 
 
 def _laws(viewer: Viewer, laws: LawsAnswer) -> None:
     picked = viewer.selection("law")
     live_table(
-        frames.laws_table(laws, viewer.colours),
+        frames.laws_table(laws, viewer.colours, kind=_kind(viewer)),
         viewer.colours,
         key="laws",
         height=430 if picked is None else 260,
@@ -88,10 +79,21 @@ def _laws(viewer: Viewer, laws: LawsAnswer) -> None:
     if law is None:
         st.caption(t("Click a law to read where it holds, and what its failure means."))
         return
-    _law(viewer, law)
+    _law(viewer, laws, law)
 
 
-def _law(viewer: Viewer, law: LawRow) -> None:
+def _kind(viewer: Viewer) -> frames.Kind:
+    return "engine" if not viewer.place.is_recorded else "journal" if can_be_judged(viewer) else "tables"
+
+
+def _judged(viewer: Viewer, laws: LawsAnswer, law: LawRow) -> str:
+    judged = frames.judged_words(law, laws, _kind(viewer))
+    if viewer.place.is_recorded:
+        return t("Judged: {judged}. One check costs {cost}.", judged=judged, cost=law.cost)
+    return t("Judged: {judged}. One check costs {cost}. Mode {mode}.", judged=judged, cost=law.cost, mode=law.mode)
+
+
+def _law(viewer: Viewer, laws: LawsAnswer, law: LawRow) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.html(f'<h3 class="why"><code>{escape(law.id)}</code></h3>', width="content")
         st.button(t("Close"), key="close_law", type="tertiary", on_click=lambda: viewer.select("law", None))
@@ -99,12 +101,7 @@ def _law(viewer: Viewer, law: LawRow) -> None:
         law.sentence,
         t("Holds: {applies}.", applies=law.applies),
         t("Broken it looks like this: {fails}", fails=law.fails),
-        t(
-            "Judged: {judged}. One check costs {cost}. Mode {mode}.",
-            judged=frames.judged_words(law),
-            cost=law.cost,
-            mode=law.mode,
-        ),
+        _judged(viewer, laws, law),
     ]
     if law.last is not None:
         lines.append(
@@ -118,30 +115,13 @@ def _law(viewer: Viewer, law: LawRow) -> None:
         )
     st.html(f'<ol class="explain" data-testid="law">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ol>')
     if law.last is not None:
-        _ways(viewer, law.last.step, law.last.rid, key="law")
-
-
-def _ways(viewer: Viewer, step: int, rid: str | None, *, key: str) -> None:
-    """Buttons to the step and the request that a violation is about."""
-    with st.container(horizontal=True, gap="small"):
-        st.button(
-            t("Admission at step {step}", step=f.count(step)),
-            key=f"{key}_to_step",
-            on_click=lambda: viewer.select_all({"view": "admission", "step": step}),
-            help=t("An engine keeps its last 512 steps; older ones are in the journal."),
-        )
-        if rid is not None:
-            st.button(
-                t("Request {rid}", rid=f.short_rid(rid)),
-                key=f"{key}_to_request",
-                on_click=lambda: viewer.select_all({"view": "requests", "rid": rid}),
-            )
+        ways_to(viewer, law.last.step, law.last.rid, key="law")
 
 
 def _evidence(viewer: Viewer, evidence: EvidenceAnswer) -> None:
     st.subheader(t("Evidence"), anchor=False)
     live_table(
-        frames.evidence_table(evidence, viewer.colours),
+        frames.evidence_table(evidence, viewer.colours, is_recorded=viewer.place.is_recorded),
         viewer.colours,
         key="evidence",
         height=260,
@@ -182,7 +162,8 @@ def _opened(viewer: Viewer, detail: EvidenceDetail) -> None:
         ),
     ]
     st.html(f'<ol class="explain" data-testid="bundle">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ol>')
-    _ways(viewer, row.step, row.rid, key="bundle")
+    if row.is_this_run:  # in another run the same number is another step
+        ways_to(viewer, row.step, row.rid, key="bundle")
     st.subheader(t("What differs"), anchor=False)
     live_table(frames.differences_table(detail, viewer.colours), viewer.colours, key="differences", height=210)
     st.subheader(t("Records around it"), anchor=False)

@@ -17,9 +17,11 @@ from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer, natural
 from dashboard.views.parts import choice, legend
+from dashboard.views.running import running
 from dashboard.whatif_form import OFFERS, Offer, Stretch, seconds
 from dashboard.words import mark, t
-from telemetry.sim.door import Ask, Busy, Door, Standing, is_journal_of
+from telemetry.errands import Busy, Standing
+from telemetry.sim.door import Ask, Door, is_journal_of
 from telemetry.sim.journal_workload import Recorded
 from telemetry.sim.whatif_result import WhatifResult
 
@@ -215,37 +217,17 @@ def _answer(viewer: Viewer, ask: Ask) -> None:
         _nothing(title, standing.error, t("Press Compare to try again."))
 
 
-@st.fragment(run_every=0.5)
 def _progress(ask: Ask) -> None:
-    """Reruns by itself, also where the page stands still; the page follows when it is over."""
-    standing = door().standing(ask)
-    if standing is None or standing.state != "running":
-        st.rerun()
     phases = {
         "starting": t("Starting"),
         "reading": t("Reading the journal"),
         "simulating": t("Simulating both runs"),
         "comparing": t("Comparing"),
     }
-    said = phases.get(standing.phase, standing.phase)
-    st.progress(standing.share, text=f"{said} · {f.duration(standing.elapsed_s)}{_left(standing)}")
-    st.button(t("Stop"), key="whatif_stop", on_click=_stop, args=(ask,))
+    running(lambda: door().standing(ask), phases, timed="simulating", key="whatif_stop", stop=lambda: door().stop(ask))
 
 
-def _left(standing: Standing) -> str:
-    if standing.phase != "simulating" or standing.share < 0.05:
-        return ""
-    left_s = standing.elapsed_s * (1 - standing.share) / standing.share
-    return " · " + t("about {time} left", time=f.duration(left_s))
-
-
-def _stop(ask: Ask) -> None:
-    run = door().run
-    if run is not None and run.ask == ask:
-        run.cancel()
-
-
-def _result(viewer: Viewer, result: WhatifResult, standing: Standing) -> None:
+def _result(viewer: Viewer, result: WhatifResult, standing: Standing[WhatifResult]) -> None:
     said = escape(frames.sentence(result))
     st.html(f'<p style="font-size:1.2rem;line-height:1.45;margin:0" data-testid="whatif-sentence">{said}</p>')
     st.caption(_worth(result))

@@ -106,16 +106,6 @@ def test_every_view_shows_a_recording(recorded: AppTest, page: Open, view: str) 
     assert step_of(at) == 200
 
 
-def test_a_recording_shows_no_judging_and_gives_the_command_that_judges_it(recorded: AppTest, page: Open) -> None:
-    at = read(page("--journal", str(JOURNAL), at="200", view="invariants"))
-    assert at.code[0].value == f"admitscope check {JOURNAL}"
-    laws = sent(at, "live_table", "laws")
-    assert "broken" not in laws["note"]
-    assert {row["cells"][7][0] for row in laws["rows"]} == {"–"}
-    tile = next(tile for tile in sent(at, "pulse")["tiles"] if tile["id"] == "violations")
-    assert (tile["values"][0][1], tile["sub"]) == ("–", "not judged here")
-
-
 @pytest.mark.parametrize("at_text", ["-1", "soon", "1e400s", "nan s", "999999999999999999999", "s"])
 def test_a_moment_that_makes_no_sense_shows_another_one(recorded: AppTest, page: Open, at_text: str) -> None:
     at = read(page("--journal", str(JOURNAL), at=at_text))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.errands import Busy
 from telemetry.launch import build_instance
 from telemetry.settings import ServeCommand, parse
-from telemetry.sim.door import Ask, Busy, Door, is_journal_of
+from telemetry.sim.door import Ask, Door, is_journal_of
 from tests.telemetry.sim.recordings import config_of, record
 
 PATIENCE_S = 120.0
