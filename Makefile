@@ -11,6 +11,8 @@ STAMP := $(VENV)/.admitscope-installed
 PYTHON ?=
 DURATION ?= 0
 PYTEST := $(BIN)/pytest
+# Tests run beside each other: a browser's own and all others (tests/conftest.py).
+WORKERS ?= 2
 # Tests that neither load the model nor open a browser.
 FAST := not slow and not gpu and not bench and not browser and not model
 
@@ -63,7 +65,7 @@ serve: $(STAMP)  ## the engine server alone, on 127.0.0.1:8000
 
 test: $(STAMP)  ## what CI runs: format, lint, types, then all tests but the slow ones
 	@$(MAKE) --no-print-directory static
-	$(PYTEST) --durations=25 -m "not slow and not bench"
+	$(PYTEST) -n $(WORKERS) --dist loadgroup --durations=25 -m "not slow and not bench"
 
 check: $(STAMP)  ## while working: format, lint, types, import contracts, fast tests
 	@$(MAKE) --no-print-directory static

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
 
@@ -19,7 +21,7 @@ SKIPS = {
 NO_GPU = {"gpu": "@pytest.mark.skip(reason='no GPU here')\ndef test_skips():\n    pass"}
 
 
-def run(folder: Path, files: dict[str, str], *, strict: bool) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, files: dict[str, str], *, strict: bool, workers: int = 0) -> subprocess.CompletedProcess[str]:
     """pytest over small test files beside a copy of our conftest."""
     shutil.copy(CONFTEST, folder / "conftest.py")
     (folder / "test_runs.py").write_text("def test_runs():\n    pass\n")
@@ -29,13 +31,15 @@ def run(folder: Path, files: dict[str, str], *, strict: bool) -> subprocess.Comp
     if strict:
         environment["TESTS_MAY_NOT_SKIP"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    command += ["-n", str(workers), "--dist", "loadgroup"] if workers else []
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, cwd=folder, timeout=120
     )
 
 
-def test_skips_fail_a_strict_run_and_are_named(tmp_path: Path) -> None:
-    done = run(tmp_path, SKIPS, strict=True)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skips_fail_a_strict_run_and_are_named(tmp_path: Path, workers: int) -> None:
+    done = run(tmp_path, SKIPS, strict=True, workers=workers)
     assert done.returncode == 1, done.stdout
     refused = done.stdout.split("TESTS_MAY_NOT_SKIP is set")[1]
     for package in ("chromium", "fonts", "prometheus"):

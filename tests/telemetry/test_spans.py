@@ -287,7 +287,7 @@ def test_a_slow_step_is_kept_and_linked_with_its_requests() -> None:
 
 
 def test_an_answer_that_is_sent_late_belongs_to_a_span_until_then() -> None:
-    """A whole answer is written after its last token: what passes in between, on a busy server, is its `engine.emit`."""
+    """A whole answer is written after its last token: what passes in between is its `engine.emit`."""
     run, _, output = started(responses=True)
     run.add("r1", 8, 3)
     run.finish_all()
