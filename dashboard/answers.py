@@ -75,11 +75,12 @@ def _overtaken(entry: QueueEntry) -> str:
     """How many later ones went first, by which policy and what it orders by, and what bounds it."""
     if not entry.times_passed_over:
         return ""
-    said = "; " + t(
-        "{n} later requests overtook it in {passes} passes",
-        n=f.count(entry.overtaken_by),
-        passes=f.count(entry.times_passed_over),
-    )
+    passes = f.count(entry.times_passed_over)
+    said = "; "
+    if entry.overtaken_by:
+        said += t("{n} later requests overtook it in {passes} passes", n=f.count(entry.overtaken_by), passes=passes)
+    else:  # prompts that were admitted before it came
+        said += t("passed over in {passes} passes for further pieces of other prompts", passes=passes)
     last = entry.overtaker
     if last is not None and last.policy:
         said += " " + t("by policy {policy}", policy=last.policy)
@@ -87,6 +88,8 @@ def _overtaken(entry: QueueEntry) -> str:
         if words is not None:
             both = {"own": f.tokens(last.own_key), "other": f.tokens(last.key), "rid": f.short_rid(last.rid)}
             said += f" ({t(words, **both)})"
+    if last is not None and last.policy == "fcfs":  # what let later ones go first there is a priority
+        return said + "; " + t("max_overtakes or starvation_limit_s would change that")
     return said + "; " + t("max_overtakes, starvation_limit_s or schedule_policy=fcfs would change that")
 
 

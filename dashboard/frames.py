@@ -105,13 +105,6 @@ def ttft_quantiles(requests: RequestsAnswer, window_s: float = WINDOW_S) -> Quan
     return Quantiles(quantile(seen, 0.5), quantile(seen, 0.99), len(seen))
 
 
-def still_waiting_longer(requests: RequestsAnswer, seconds: float | None) -> int:
-    """Live requests without a first token that have waited longer than `seconds`: no percentile of TTFT has them."""
-    if seconds is None:
-        return 0
-    return sum(row.ttft_s is None and requests.t_wall_s - row.accepted_wall_s > seconds for row in requests.live)
-
-
 def queue_share(requests: RequestsAnswer, window_s: float = WINDOW_S) -> float | None:
     """Of the TTFT of the requests that `ttft_quantiles` counts, the share spent in the queue: 0 to 1."""
     rows = [

@@ -12,7 +12,6 @@ from dashboard.frames import (
     blocker_mix,
     finish_mix,
     queue_share,
-    still_waiting_longer,
     tbt_quantiles,
     ttft_quantiles,
 )
@@ -135,10 +134,8 @@ def _warning(status: EngineStatus) -> list[str] | None:
 
 def _tiles(status: EngineStatus, look: Look, how: Showing) -> list[dict[str, Any]]:
     points = look.latency.points[-_SPARK_POINTS:] if look.latency else ()
-    ttft = ttft_quantiles(look.requests) if look.requests else Quantiles(None, None, 0)
+    ttft, queued, beyond = _first_tokens(look)
     tbt = tbt_quantiles(look.latency) if look.latency else Quantiles(None, None, 0)
-    queued = queue_share(look.requests) if look.requests else None
-    beyond = still_waiting_longer(look.requests, ttft.p99) if look.requests else 0
     slot = look.latency.slot_s if look.latency else 0.0
     pages = status.kv_pages
     used = pages.private + pages.protected
@@ -203,6 +200,19 @@ def _tiles(status: EngineStatus, look: Look, how: Showing) -> list[dict[str, Any
         },
         _violations_tile(status, how.place, how.broken),
     ]
+
+
+def _first_tokens(look: Look) -> tuple[Quantiles, float | None, int]:
+    """TTFT of the last minute, what share of it was the queue, and how many wait beyond its p99.
+
+    An older engine tells none of it: then the requests that it sends are ranked, of which there are 500 at most.
+    """
+    recent = look.breakdown.recent if look.breakdown is not None else None
+    if recent is not None:
+        return Quantiles(recent.p50_s, recent.p99_s, recent.count), recent.queue_share, recent.waiting_longer
+    if look.requests is None:
+        return Quantiles(None, None, 0), None, 0
+    return ttft_quantiles(look.requests), queue_share(look.requests), 0
 
 
 def _finished(status: EngineStatus) -> str:

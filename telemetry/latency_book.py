@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from engine.events import StepCompleted, StepPlanned
 from telemetry.observe_base import BLOCKERS, TTFT_PARTS
-from telemetry.observe_latency import FirstToken, ObjectiveShare, PartsSlot, TailShare
+from telemetry.observe_latency import FirstToken, ObjectiveShare, PartsSlot, RecentFirsts, TailShare
 from telemetry.request_timeline import EMIT, QUEUE, RequestTimeline
 from telemetry.stalls import STALL_CAUSES, StepLog
 
@@ -250,6 +250,21 @@ def tails(firsts: Sequence[First]) -> list[TailShare]:
     """The parts of all, and of those at or above each quantile."""
     ranked = sorted(firsts, key=lambda first: first.ttft_ns)
     return [_tail(q, ranked[_rank(q, len(ranked)) :]) for q in TAILS] if ranked else []
+
+
+def recent(firsts: Sequence[First], since_ns: int) -> RecentFirsts:
+    """Those after `since_ns` alone; `window_s` and who still waits are the caller's to say."""
+    ranked = sorted((first for first in firsts if first.at_ns > since_ns), key=lambda first: first.ttft_ns)
+    if not ranked:
+        return RecentFirsts(window_s=0.0)
+    whole = sum(first.ttft_ns for first in ranked)
+    return RecentFirsts(
+        window_s=0.0,
+        count=len(ranked),
+        p50_s=ranked[_rank(0.5, len(ranked))].ttft_ns / 1e9,
+        p99_s=ranked[_rank(0.99, len(ranked))].ttft_ns / 1e9,
+        queue_share=sum(first.parts[QUEUE] for first in ranked) / whole if whole else None,
+    )
 
 
 def _rank(q: float, count: int) -> int:

@@ -24,7 +24,7 @@ from telemetry.observe_base import (
 )
 from telemetry.observe_kv import PageFact, PoolAnswer, PoolPoint, TreeAnswer, TreeMore, TreePick, TreeRow
 from telemetry.observe_lanes import Lane, LanesAnswer, LaneSpan, Stall
-from telemetry.observe_latency import FirstToken, LatencyBreakdown, ObjectiveShare, PartsSlot, TailShare
+from telemetry.observe_latency import FirstToken, LatencyBreakdown, ObjectiveShare, PartsSlot, RecentFirsts, TailShare
 from telemetry.observe_laws import (
     EvidenceAnswer,
     EvidenceDetail,
@@ -285,6 +285,7 @@ __all__ = [
     "QueueAnswer",
     "QueueEntry",
     "QueueMove",
+    "RecentFirsts",
     "RequestDetail",
     "RequestRow",
     "RequestsAnswer",

@@ -54,7 +54,11 @@ class ObjectiveShare(Value):
 
 
 class TailShare(Value):
-    """The parts of TTFT of the slowest requests: those at or above the quantile `q`, which is `ttft_s`. q 0: of all."""
+    """The parts of TTFT of the slowest requests: those at or above the quantile `q`, which is `ttft_s`. q 0: of all.
+
+    waiting_longer  live requests without a first token that have waited longer than `ttft_s`: they are in no quantile.
+                    None where the source does not know
+    """
 
     q: float
     ttft_s: float
@@ -64,6 +68,23 @@ class TailShare(Value):
     blockers_ns: dict[str, int]
     order_ns: dict[str, int] = Field(default_factory=dict)
     refused_between_ns: int = 0
+    waiting_longer: int | None = None
+
+
+class RecentFirsts(Value):
+    """First tokens of the last `window_s` seconds, all of them up to the latest 4,096.
+
+    p50_s, p99_s    of their TTFT; None when there were none
+    queue_share     of the sum of their TTFT, what was spent in the queue, 0 to 1
+    waiting_longer  live requests without a first token that have waited longer than `p99_s`
+    """
+
+    window_s: float
+    count: int = 0
+    p50_s: float | None = None
+    p99_s: float | None = None
+    queue_share: float | None = None
+    waiting_longer: int = 0
 
 
 class LatencyBreakdown(Head):
@@ -75,6 +96,7 @@ class LatencyBreakdown(Head):
     firsts        a sample of at most 1,000 of the `firsts_total` latest first tokens; all at or above p99 are in it
     deciles       by prompt length, over the same first tokens
     tails         all, and the slowest tenth and hundredth; empty before the first token
+    recent        the latest first tokens alone; None where the source does not know
     """
 
     slot_s: float
@@ -90,3 +112,4 @@ class LatencyBreakdown(Head):
     firsts_total: int
     deciles: tuple[ObjectiveShare, ...]
     tails: tuple[TailShare, ...]
+    recent: RecentFirsts | None = None

@@ -11,7 +11,6 @@ from dashboard import charts_latency as charts
 from dashboard import formats as f
 from dashboard import frames_latency as frames
 from dashboard.feed import Look
-from dashboard.frames import still_waiting_longer
 from dashboard.session import Viewer
 from dashboard.theme import cause_colour
 from dashboard.views.parts import advice_here, legend, waiting_for_engine
@@ -40,7 +39,7 @@ def show(viewer: Viewer, look: Look) -> None:
             ),
         )
         return
-    _headline(told, look)
+    _headline(told)
     left, right = st.columns([1.25, 1], gap="medium")
     with left:
         _stack(viewer, told)
@@ -54,10 +53,10 @@ def _nothing(title: str, advice: str) -> None:
     st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(advice)}</span></div>')
 
 
-def _headline(told: LatencyBreakdown, look: Look) -> None:
+def _headline(told: LatencyBreakdown) -> None:
     said = frames.queue_sentence(told)
     tail = frames.tail_of(told, 0.99)
-    beyond = still_waiting_longer(look.requests, tail.ttft_s) if look.requests is not None and tail is not None else 0
+    beyond = tail.waiting_longer if tail is not None else None
     lines = frames.objective_lines(told)
     cards = []
     if said is not None:

@@ -133,6 +133,50 @@ def test_queueing_is_told_of_the_slowest_hundredth() -> None:
     assert said["rest"] == "of 3.20\u00a0s at p99 (the slowest 4); most of the wait: KV total"
 
 
+def overtaken(**last: Any) -> o.QueueEntry:
+    by = o.Overtaker(**{"rid": "b", "step": 7, "policy": "lpm", **last})
+    return waiting("a", 30.0, times_passed_over=4, overtaken_by=9, overtaker=by)
+
+
+def test_who_was_overtaken_is_told_by_how_many_under_which_rule_and_what_bounds_it() -> None:
+    said = line(Look(queue=queue(overtaken(order_key="cached_tokens", key=512, own_key=0))), "longest")["rest"]
+    assert "; 9 later requests overtook it in 4 passes by policy lpm (cached prefix 0 against 512 tok of b)" in said
+    assert said.endswith("; max_overtakes, starvation_limit_s or schedule_policy=fcfs would change that")
+    # A policy without a number to compare is named alone, and where no record has it, nobody is.
+    assert "in 4 passes by policy random; max" in line(Look(queue=queue(overtaken(policy="random"))), "longest")["rest"]
+    assert "in 4 passes; max" in line(Look(queue=queue(overtaken(policy=""))), "longest")["rest"]
+    assert "overtook" not in line(Look(queue=queue(waiting("a", 30.0))), "longest")["rest"]
+    pieces = overtaken().model_copy(update={"overtaken_by": 0})
+    assert "; passed over in 4 passes for further pieces of" in line(Look(queue=queue(pieces)), "longest")["rest"]
+
+
+def test_fcfs_is_no_cure_where_it_is_the_policy() -> None:
+    """There it is a priority that lets later ones go first."""
+    entry = overtaken(policy="fcfs", order_key="priority", key=5, own_key=0)
+    said = line(Look(queue=queue(entry)), "longest")["rest"]
+    assert "by policy fcfs (priority 0 against 5 of b)" in said
+    assert said.endswith("; max_overtakes or starvation_limit_s would change that")
+
+
+def test_half_the_chunk_in_force_is_what_the_link_to_what_if_tries(engine: FakeEngine) -> None:
+    limited = o.PassRow(step=1, t_wall_s=1.0, kind="mixed", end="budget", limits=o.Ledgers(rem_chunk=200.0))
+    look = Look(
+        breakdown=breakdown(gaps=100, late={"long_prefill": 9, "kernel": 1}),
+        passes=o.PassesAnswer(**head(), passes=(limited,)),
+        pages=engine.pages(),
+    )
+    said = line(look, "chunk")
+    assert engine.pages().page_size == 16
+    assert said["go"] == {"view": "what_if", "whatif": "scheduler.chunked_prefill_size=96"}, "in whole pages"
+    assert said["rest"].endswith("; try it: What if with chunked_prefill_size=96")
+    # Nothing is tried where it would hardly help, or where chunking is off.
+    hardly = Look(breakdown=breakdown(gaps=100, late={"kernel": 9}), passes=look.passes, pages=look.pages)
+    assert line(hardly, "chunk")["go"] == {"view": "what_if"}
+    unlimited = limited.model_copy(update={"limits": o.Ledgers()})
+    off = Look(breakdown=look.breakdown, passes=o.PassesAnswer(**head(), passes=(unlimited,)), pages=look.pages)
+    assert line(off, "chunk")["go"] == {"view": "what_if"}
+
+
 @pytest.mark.parametrize(
     ("late", "word"),
     [

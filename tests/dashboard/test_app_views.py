@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 from fake_engine import FakeEngine, FakeServer
 from streamlit.testing.v1 import AppTest
-from test_app import APP, component, opened, select, texts
+from test_app import APP, component, opened, select, texts, tile
 
 from dashboard import formats as f
+from telemetry.observe import RecentFirsts
 
 Page = Callable[[], AppTest]
 
@@ -130,6 +131,54 @@ def test_the_latency_view_answers_in_words_and_shows_five_charts(page: Page, eng
     late = f.count(sum(told.late.values()))
     assert f"Why {late} of" in "\n".join(one.value for one in at.subheader)
     assert len(charts(at)) == 5
+
+
+def beyond(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, waiting: int | None) -> None:
+    """Let the engine's breakdown say how many wait longer than p99."""
+    whole = engine.answer("/observe/breakdown", {})
+    tails = tuple(tail.model_copy(update={"waiting_longer": waiting}) for tail in whole.tails)
+    recent = None
+    if waiting is not None:
+        recent = RecentFirsts(
+            window_s=60.0, count=1_234, p50_s=0.5, p99_s=4.0, queue_share=0.25, waiting_longer=waiting
+        )
+    told = whole.model_copy(update={"tails": tails, "recent": recent})
+    answer = engine.answer
+    monkeypatch.setattr(
+        engine, "answer", lambda path, query: told if path == "/observe/breakdown" else answer(path, query)
+    )
+
+
+def test_who_waits_beyond_p99_is_said_where_p99_is_shown(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beyond(engine, monkeypatch, 8_765)
+    at = opened(page(), "latency")
+    assert "8 765 requests that still wait for their first token have waited longer than that" in texts(at)
+    ttft = tile(at, "ttft")
+    assert [value[1] for value in ttft["values"]] == ["500", "4.00"]
+    assert ttft["sub"] == "last 60 s · n 1 234 · 25 % in queue · 8 765 wait longer than p99"
+
+
+@pytest.mark.parametrize("waiting", [0, None])
+def test_nobody_beyond_p99_is_no_remark(
+    waiting: int | None, page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: an engine older than the count, whose requests are ranked by the page."""
+    beyond(engine, monkeypatch, waiting)
+    at = opened(page(), "latency")
+    assert "have waited longer than that" not in texts(at)
+    assert "wait longer" not in tile(at, "ttft")["sub"]
+    assert tile(at, "ttft")["sub"].startswith("last 60 s · n ")
+
+
+def test_an_address_that_names_no_view_is_told_which_there_are(page: Page) -> None:
+    at = select(page(), view="memory").run()
+    (warning,) = [each.value for each in at.warning]
+    assert warning.startswith("There is no view 'memory'; this is now. Views: now, admission, requests, ")
+    assert warning.endswith("classroom.")
+    assert component(at, "live_table", "queue")["rows"], "and the first view is there"
+    assert not list(opened(at, "kv").warning)
 
 
 def test_an_engine_without_a_breakdown_is_said_to_be_older(

@@ -181,3 +181,46 @@ def test_memory_is_bounded_however_many_there_were() -> None:
     assert len(told._firsts) == book.KEPT_FIRSTS
     assert len(told._slots) == book.SLOTS
     assert len(told._late) == book.KEPT_LATE
+
+
+def test_who_waits_beyond_a_quantile_is_counted_among_all_not_among_those_that_are_sent() -> None:
+    """620 requests behind one row: an answer about requests has 500 of them, the count has all."""
+    clock = VirtualClock()
+    model = ReadModel(clock=clock)
+    run = TimedRun(engine_config(num_pages=4096, page_size=1, max_running_requests=1), model)
+    for number in range(620):
+        run.add(f"r{number}", 4, 2, ignore_eos=True)
+    for _ in range(12):
+        run.timed_step()
+    answer = asked(clock, model, run)
+    rows = model.requests(5_000)
+    assert len(model.requests(500).live) == 500
+    for tail in answer.tails:
+        beyond = [row for row in rows.live if row.ttft_s is None and rows.t_wall_s - row.accepted_wall_s > tail.ttft_s]
+        assert tail.waiting_longer == len(beyond) > 500
+    assert answer.recent is not None
+    assert answer.recent.waiting_longer == next(tail for tail in answer.tails if tail.q == 0.99).waiting_longer
+
+
+@given(config=configs, ops=operations)
+@settings(max_examples=20)
+def test_the_latest_minute_is_the_same_from_the_book_as_from_the_requests(
+    config: EngineConfig, ops: list[tuple[object, ...]]
+) -> None:
+    clock, model, run = watched(config)
+    play(run, ops)
+    recent, rows = asked(clock, model, run).recent, model.requests(5_000)
+    assert recent is not None
+    assert recent.window_s == 60.0
+    since = rows.t_wall_s - recent.window_s
+    # An id may be used again; the book counts each use, the answer about requests has the last of them.
+    seen = sorted(
+        row.ttft_s
+        for row in (*rows.live, *rows.finished)
+        if row.ttft_s is not None and row.accepted_wall_s + row.ttft_s > since
+    )
+    if len(seen) == recent.count and seen:
+        assert recent.p99_s == pytest.approx(seen[-(-99 * len(seen) // 100) - 1])
+        assert recent.p50_s == pytest.approx(seen[-(-len(seen) // 2) - 1])
+    assert (recent.p99_s is None) is (recent.count == 0)
+    assert recent.queue_share is None or 0 <= recent.queue_share <= 1
