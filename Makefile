@@ -113,6 +113,10 @@ screenshots: $(STAMP)  ## pictures of every page, from the real demo, into docs/
 soak-dashboard: $(STAMP)  ## three viewers on two simulated hours: step time with and without them, memory (5 minutes)
 	$(BIN)/python -m bench.soak_dashboard $(ARGS)
 
+.PHONY: gpu-check
+gpu-check: $(STAMP)  ## on a machine with an NVIDIA GPU: is it right there, and how near to its ceilings (docs/gpu.md)
+	$(BIN)/python -m bench.gpu_check $(ARGS)
+
 bench-scheduler: $(STAMP)  ## cost of ordering, admission, tree and memory; draws docs/img (ARGS="--long 1000000")
 	$(BIN)/python -m bench.scheduler --plot docs/img $(ARGS)
 

@@ -34,16 +34,25 @@ class NotPinned(AssertionError):
 class LateDevice:
     """late    work waits in a list until somebody waits for it; False: done at once
     deaf       waiting for an event does nothing: what code without events would do
+    poisons    what was written over arrives as poison; False: as what was written
     memory_plan   what `memory` answers, call by call; the last one for ever
     """
 
-    def __init__(self, *, late: bool = True, deaf: bool = False, memory_plan: list[DeviceMemory] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        late: bool = True,
+        deaf: bool = False,
+        poisons: bool = True,
+        memory_plan: list[DeviceMemory] | None = None,
+    ) -> None:
         self.device = torch.device("cpu")
         self.log: list[str] = []
         self.waiting: list[Callable[[], None]] = []
         self.done = 0
         self._late = late
         self._deaf = deaf
+        self._poisons = poisons
         self._pinned: list[torch.Tensor] = []
         self._graph: LateGraph | None = None
         self._memory_plan = memory_plan or [DeviceMemory(total=80 * MIB, free=60 * MIB, allocated=0, peak=0)]
@@ -66,8 +75,10 @@ class LateDevice:
         before = source.clone()
 
         def arrive() -> None:
-            is_whole = torch.equal(source, before)
-            target.copy_(before if is_whole else torch.full_like(before, poison(before.dtype)))
+            if self._poisons and not torch.equal(source, before):
+                target.fill_(poison(before.dtype))
+            else:
+                target.copy_(source)
 
         self.log.append(f"copy {len(source)}")
         self._start(arrive)

@@ -31,9 +31,13 @@ class Call:
 
 @dataclass
 class ShapedFlashInfer:
-    """Stands where the module stands: attributes are the wrappers' classes."""
+    """Stands where the module stands: attributes are the wrappers' classes.
+
+    compute_dtype   see TorchReferenceBackend
+    """
 
     device: LateDevice
+    compute_dtype: torch.dtype | None = None
     calls: list[Call] = field(default_factory=list)
 
     def bind(self, name: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +133,8 @@ class _Wrapper:
             assert plan[2 : batch + 3].tolist() == arrays[0].tolist(), "plan and arrays are of different steps"
             assert plan[batch + 3 : 2 * batch + 4].tolist() == arrays[1].tolist(), "plan and arrays differ"
             # [:rows]: a replayed graph computes the rows it was captured with.
-            out.copy_(_attend(q, k, v, [array.numpy() for array in arrays], page_size, causal=causal, window=window))
+            backend = TorchReferenceBackend(windows=(window,), compute_dtype=self._module.compute_dtype)
+            out.copy_(_attend(backend, q, k, v, [array.numpy() for array in arrays], page_size, causal=causal))
 
         self._device.launch(kernel)
         return out
@@ -170,14 +175,19 @@ class _Decode(_Wrapper):
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arrays: list[np.ndarray], page_size: int, *, causal: bool,
-    window: int,
-) -> torch.Tensor:  # fmt: skip
+    backend: TorchReferenceBackend,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    arrays: list[np.ndarray],
+    page_size: int,
+    *,
+    causal: bool,
+) -> torch.Tensor:
     """The readable backend over what the kernel read on the device."""
     qo_indptr, kv_indptr, indices, last_page_len = arrays
     rows = int(qo_indptr[-1])
     assert rows == len(q), f"planned for {rows} rows, q has {len(q)}"
-    backend = TorchReferenceBackend(windows=(window,))
     backend.prepare(
         PagedMetadata(
             qo_indptr=qo_indptr,
