@@ -22,6 +22,7 @@ from pydantic_settings import (
     CliSettingsSource,
     CliSubCommand,
     SettingsConfigDict,
+    SettingsError,
     get_subcommand,
 )
 
@@ -33,7 +34,7 @@ from telemetry.lessons.command import LessonCommand
 from telemetry.settings_page import DashboardCommand, DemoCommand, SubCommand
 from telemetry.sim.commands import SimCommand, SweepCommand, TuneCommand, WhatifCommand
 from telemetry.spans.config import TraceConfig
-from telemetry.words import ENGLISH, Lang
+from telemetry.words import ENGLISH, TypedLang
 
 ENV_PREFIX: Final = "ADMITSCOPE_"
 ENV_DELIMITER: Final = "__"
@@ -140,7 +141,7 @@ class ExplainCommand(SubCommand):
     key, if it has one, is in ADMITSCOPE_API_KEY."""
     rid: CliPositionalArg[str]
     """The request's id: the `id` of its answer."""
-    lang: Lang = ENGLISH
+    lang: TypedLang = ENGLISH
     """Language of the sentences."""
     json_output: bool = Field(False, alias="json")
     """Print one JSON object instead of sentences."""
@@ -338,6 +339,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
         command = get_subcommand(CliApp.run(Root, cli_args=words, cli_settings_source=source), is_required=True)
     except ValidationError as error:
         raise UsageError("\n".join(_sentences(error))) from error
+    except SettingsError as error:  # a value that is no value of its kind, before any field could say what is wrong
+        told, cause = str(error), str(error.__cause__)
+        raise UsageError(told if cause in told else f"{told}: {cause}") from error
     assert isinstance(command, Command)
     if isinstance(command, ServeCommand):
         _refuse_unknown_environment(environment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg
@@ -77,7 +77,12 @@ class SimCommand(SubCommand):
         return self
 
 
-_Speed = Annotated[float, Field(gt=0, le=1e6)]
+#: Of each value that a load can have: type, limits, and what it must be in words.
+_LOADS: Final[dict[str, tuple[type[int] | type[float], float, float, str]]] = {
+    "rate_scale": (float, 0.0, 1e6, "a number above 0, at most 1,000,000"),
+    "rate": (float, 0.0, 1e6, "a number above 0, at most 1,000,000"),
+    "concurrency": (int, 0, 2**20, "a whole number from 1 to 1,048,576"),
+}
 
 
 class SweepCommand(SubCommand):
@@ -96,11 +101,11 @@ class SweepCommand(SubCommand):
 
     trace: CliPositionalArg[str]
     """File, folder of a journal, or mooncake, azure-conv."""
-    rate_scale: tuple[_Speed, ...] = Field((), max_length=_MOST_LOADS)
+    rate_scale: tuple[str, ...] = ()
     """Requests come this many times as fast as recorded; values with commas."""
-    rate: tuple[_Speed, ...] = Field((), max_length=_MOST_LOADS)
+    rate: tuple[str, ...] = ()
     """Requests a second on average, with gaps by chance (Poisson, of --seed); values with commas."""
-    concurrency: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field((), max_length=_MOST_LOADS)
+    concurrency: tuple[str, ...] = ()
     """Closed loop: so many clients, each sending its next request when the last one ended; values with commas."""
     at_most: tuple[str, ...] = ()
     """A limit to keep, as ttft_p99=1s, or tbt_p99=2x of the lowest load; several times."""
@@ -129,8 +134,11 @@ class SweepCommand(SubCommand):
         flags = [f"--{flag.replace('_', '-')}" for flag in named or _LOADS]
         if len(named) > 1:
             raise ValueError(f"{' and '.join(flags)} contradict each other: each says when requests come")
-        if not named or len(set(self.loads())) < 2:
+        count = len(self.loads()) if named else 0
+        if count < 2:
             raise ValueError(f"{' or '.join(flags)}: a sweep needs two values or more, as in {flags[0]} 1,2,4")
+        if count > _MOST_LOADS:
+            raise ValueError(f"{flags[0]}: {count} values are too many; at most {_MOST_LOADS}")
         return self
 
     @property
@@ -139,8 +147,9 @@ class SweepCommand(SubCommand):
         return next(flag for flag in _LOADS if getattr(self, flag))
 
     def loads(self) -> list[float]:
-        """The values, each once, lowest first."""
-        return sorted(set(getattr(self, self.by)))
+        """The values, each once, lowest first. Raises ValueError for what is no load."""
+        words = (word.strip() for text in getattr(self, self.by) for word in text.split(","))
+        return sorted({_load(self.by, word) for word in words})
 
     def simulation(self, load: float | None = None) -> SimCommand:
         """The run at one of the loads; None: as recorded."""
@@ -156,7 +165,15 @@ class SweepCommand(SubCommand):
         )
 
 
-_LOADS: Final = ("rate_scale", "rate", "concurrency")
+def _load(by: str, word: str) -> float:
+    kind, least, most, words = _LOADS[by]
+    try:
+        value = kind(word)
+    except ValueError:
+        value = -1
+    if not least < value <= most:  # not a number is neither
+        raise ValueError(f"--{by.replace('_', '-')} {word or 'without a value'}: each load is {words}")
+    return value
 
 
 class WhatifCommand(SubCommand):

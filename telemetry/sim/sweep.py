@@ -29,6 +29,7 @@ from telemetry.sim.workload import Held
 
 RESULT_VERSION: Final = 1
 _UNITS: Final = {"rate_scale": "times as fast as recorded", "rate": "requests a second", "concurrency": "clients"}
+_ONE: Final = {"rate": "request a second", "concurrency": "client"}
 
 
 class Point(Part):
@@ -268,4 +269,4 @@ def _value(name: str, point: Point) -> str:
 def amount(by: str, load: float) -> str:
     """A load with its unit."""
     unit = _UNITS[by]
-    return f"{load:g} {unit.removesuffix('s') if load == 1 and by == 'concurrency' else unit}"
+    return f"{load:g} {_ONE.get(by, unit) if load == 1 else unit}"

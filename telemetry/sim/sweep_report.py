@@ -26,7 +26,9 @@ def show_sweep(result: SweepResult, console: Console) -> None:
 
     say(result.sentence)
     changed = ", ".join(f"{name}={value}" for name, value in result.settings.items()) or "none"
-    say(f"{result.workload}: {result.requests:,} requests at each load, policy {result.policy}, set: {changed}")
+    say(
+        f"{result.workload}: {result.requests:,} request{'' if result.requests == 1 else 's'} at each load, policy {result.policy}, set: {changed}"
+    )
     say()
     say(_table(result, is_wide=console.width >= _WIDE))
     if result.limits:

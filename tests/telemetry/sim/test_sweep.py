@@ -79,7 +79,7 @@ def test_loads_between_which_it_is_not_smooth_are_told() -> None:
     assert sentence_of("rate", points[1:2], limits) == (
         "Not even at 2 requests a second does it keep TTFT p99 at most 1 s: there TTFT p99 is 1.5 s."
     )
-    assert sentence_of("rate", points[:1], limits).endswith("at every load tried, up to 1 requests a second.")
+    assert sentence_of("rate", points[:1], limits).endswith("at every load tried, up to 1 request a second.")
 
 
 def test_a_recorded_run_is_swept_by_clients_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,13 @@ def test_what_is_no_sweep_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "--rate-scale or --rate or --concurrency: a sweep needs two values or more" in refused(capsys, *TRACE)
     assert "--rate: a sweep needs two values or more, as in --rate 1,2,4" in refused(capsys, *TRACE, "--rate", "2,2")
     assert "--rate and --concurrency contradict" in refused(capsys, *TRACE, "--rate", "1,2", "--concurrency", "1,2")
-    assert "greater than 0; got -1" in refused(capsys, *TRACE, "--rate", "2,-1")
-    assert "at most 64" in refused(capsys, *TRACE, "--concurrency", ",".join(map(str, range(1, 70))))
+    for word in ("-1", "0", "nan", "inf", "x", "1e7", "0x2"):
+        said = refused(capsys, *TRACE, "--rate", f"2,{word}")
+        assert f"--rate {word}: each load is a number above 0, at most 1,000,000" in said
+    assert "--rate without a value: each load" in refused(capsys, *TRACE, "--rate", "2,,3")
+    assert "--concurrency 1.5: each load is a whole number" in refused(capsys, *TRACE, "--concurrency", "1.5,2")
+    assert "sweep.rate: Missing end delimiter" in refused(capsys, *TRACE, "--rate", "[1", "--rate", "2")
+    many = ",".join(map(str, range(1, 70)))
+    assert "69 values are too many; at most 64" in refused(capsys, *TRACE, "--concurrency", many)
     assert "--at-most e2e: must look like" in refused(capsys, *TRACE, "--rate", "1,2", "--at-most", "e2e")
     assert "no such file" in refused(capsys, "nowhere.jsonl", "--rate", "1,2")
