@@ -26,9 +26,8 @@ def show_sweep(result: SweepResult, console: Console) -> None:
 
     say(result.sentence)
     changed = ", ".join(f"{name}={value}" for name, value in result.settings.items()) or "none"
-    say(
-        f"{result.workload}: {result.requests:,} request{'' if result.requests == 1 else 's'} at each load, policy {result.policy}, set: {changed}"
-    )
+    requests = f"{result.requests:,} request{'' if result.requests == 1 else 's'} at each load"
+    say(f"{result.workload}: {requests}, policy {result.policy}, set: {changed}")
     say()
     say(_table(result, is_wide=console.width >= _WIDE))
     if result.limits:
