@@ -122,6 +122,10 @@ class FlashInferBackend:
     def prepare(self, metadata: PagedMetadata) -> None:
         """Plan the step: no array is looked at again until the next one."""
         chosen = self._sets.next()
+        # The set as a whole: a wrapper may have been planned from the other of its buffers the last time.
+        chosen.staging.wait()
+        if chosen.decode_staging is not None:
+            chosen.decode_staging.wait()
         longest = int(metadata.seq_lens.max(initial=0))
         self._of_layer = tuple(window if 0 < window < longest else 0 for window in self._windows)
         windows = sorted(set(self._of_layer)) or [0]

@@ -54,7 +54,7 @@ class Staging:
 
         The views are good until the next `pack`; `sent` has to be called after the last copy that reads them.
         """
-        self._sent.wait()
+        self.wait()
         ends = np.cumsum([len(array) for array in arrays]).tolist()
         self._bounds = list(zip([0, *ends[:-1]], ends, strict=True))
         if ends[-1] > len(self._host):
@@ -73,6 +73,10 @@ class Staging:
     def sent(self) -> None:
         """All copies from the buffer were started: it may be filled again once the device is past this place."""
         self._sent.record()
+
+    def wait(self) -> None:
+        """Hold the host until the device is past the last `sent`."""
+        self._sent.wait()
 
     def _reserve(self, count: int) -> None:
         self._host = self._runtime.pinned(count, self._dtype)
