@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from dashboard.words import ENGLISH, LANGUAGES, Lang
 from telemetry.client import BadQuestion, Source, SourceUnavailable
 from telemetry.observe import (
     EngineStatus,
@@ -101,13 +102,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """One request in full. Both are None when the engine does not know it (any more)."""
+    """One request in full, explained in `lang`. Both are None when the engine does not know it (any more)."""
 
     rid: str
     contact_mono_s: float
     detail: RequestDetail | None = None
     explanation: Explanation | None = None
     error: str | None = None
+    lang: Lang = ENGLISH
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class Feed:
         self._later: Future[Look] | None = None
         self._tried_mono_s = float("-inf")
         self._wanted: dict[str, float] = {}
-        self._details: OrderedDict[str, Detail] = OrderedDict()
+        self._details: OrderedDict[tuple[str, Lang], Detail] = OrderedDict()
         self._asking = threading.Lock()
         self._asked: OrderedDict[tuple[object, ...], Asked[Any]] = OrderedDict()
 
@@ -170,20 +172,24 @@ class Feed:
             self._later = self._pool.submit(self.look, parts, max_age_s=max_age_s)
         return self._look
 
-    def detail(self, rid: str, *, max_age_s: float) -> Detail:
-        """One request with its explanation, at most `max_age_s` old. Never raises for an engine that is gone."""
+    def detail(self, rid: str, lang: Lang = ENGLISH, *, max_age_s: float) -> Detail:
+        """One request, explained in `lang`, at most `max_age_s` old. Never raises for an engine that is gone."""
+        key = (rid, lang)
         with self._fetching:
-            known = self._details.get(rid)
+            known = self._details.get(key)
             if known is not None and self._mono() - known.contact_mono_s < max_age_s:
-                self._details.move_to_end(rid)
+                self._details.move_to_end(key)
                 return known
             try:
-                fetched = Detail(rid, self._mono(), self._source.request(rid), self._source.explain(rid))
+                now, found = self._mono(), self._source.request(rid)
+                fetched = Detail(rid, now, found, self._source.explain(rid, lang), lang=lang)
             except (SourceUnavailable, BadQuestion) as error:
-                kept = known or Detail(rid, self._mono())
-                fetched = Detail(rid, self._mono(), kept.detail, kept.explanation, str(error))
-            self._details[rid] = fetched
-            self._details.move_to_end(rid)
+                # Rather in another language than not at all.
+                told = (known, *(self._details.get((rid, other)) for other in LANGUAGES))
+                kept = next((one for one in told if one is not None), Detail(rid, self._mono()))
+                fetched = Detail(rid, self._mono(), kept.detail, kept.explanation, str(error), lang)
+            self._details[key] = fetched
+            self._details.move_to_end(key)
             while len(self._details) > _MAX_DETAILS:
                 self._details.popitem(last=False)
             return fetched

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from dashboard.feed import ASKS, Asked, Detail, Look
+from dashboard.words import ENGLISH, Lang
 from telemetry.client import Source
 from telemetry.recorded import Moment, Progress, RecordedSource, Recording
 
@@ -68,14 +69,14 @@ class RecordedFeed:
                 self._looks.popitem(last=False)
             return look
 
-    def detail(self, rid: str, at: str | None) -> Detail:
-        """One request as it was at the moment."""
+    def detail(self, rid: str, at: str | None, lang: Lang = ENGLISH) -> Detail:
+        """One request as it was at the moment, explained in `lang`."""
         moment = self.moment(at)
         if moment is None:
-            return Detail(rid, 0.0, error=self.progress().error)
+            return Detail(rid, 0.0, error=self.progress().error, lang=lang)
         with self._lock, self._source as source:
             source.seek(moment)
-            return Detail(rid, 0.0, source.request(rid), source.explain(rid))
+            return Detail(rid, 0.0, source.request(rid), source.explain(rid, lang), lang=lang)
 
     def ask(self, key: tuple[object, ...], question: Callable[[Source], _A | None], at: str | None) -> Asked[_A]:
         """What the journal says to `question` at the moment; `key` names it with its parameters."""

@@ -190,11 +190,11 @@ class Viewer:
         """One request in full; while paused, as it was when it was first looked at since."""
         recording = self.recording
         if recording is not None:
-            return recording.detail(rid, self.at)
+            return recording.detail(rid, self.at, self.language)
         frozen = st.session_state.get("frozen_detail")
-        if self.is_paused and isinstance(frozen, Detail) and frozen.rid == rid:
+        if self.is_paused and isinstance(frozen, Detail) and (frozen.rid, frozen.lang) == (rid, self.language):
             return frozen
-        found = self._feed.detail(rid, max_age_s=0.7 * self.interval_s)
+        found = self._feed.detail(rid, self.language, max_age_s=0.7 * self.interval_s)
         st.session_state["frozen_detail"] = found if self.is_paused else None
         return found
 

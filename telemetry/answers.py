@@ -29,6 +29,7 @@ from telemetry.observe import (
 )
 from telemetry.overtakers import Overtakers
 from telemetry.request_timeline import RequestTimeline
+from telemetry.words import Lang, speaking
 
 if TYPE_CHECKING:
     from telemetry.read_model import ReadModel
@@ -241,14 +242,15 @@ def page_map(model: ReadModel, head: Head) -> PageMap:
     )
 
 
-def explain(model: ReadModel, head: Head, rid: str) -> Explanation | None:
-    """Sentences about one request."""
+def explain(model: ReadModel, head: Head, rid: str, lang: Lang) -> Explanation | None:
+    """Sentences about one request, in `lang`."""
     detail = request(model, head, rid)
     if detail is None:
         return None
     before = model.tracker.queue.in_order()[: detail.queue.position] if detail.queue is not None else ()
     ahead = tuple(each.rid for each in before)
-    return Explanation(**_head(head), rid=rid, sentences=sentences(detail, ahead, _slices(model)))
+    with speaking(lang):
+        return Explanation(**_head(head), rid=rid, sentences=sentences(detail, ahead, _slices(model)))
 
 
 def _slices(model: ReadModel) -> tuple[SliceGiven, ...]:

@@ -38,6 +38,7 @@ from telemetry.observe import (
     RequestsAnswer,
     TreeAnswer,
 )
+from telemetry.words import ENGLISH, Lang
 
 _A = TypeVar("_A", bound=Head)
 _MAX_PORT: Final = 65_535
@@ -103,7 +104,7 @@ class Source(Protocol):
 
     def bundle(self, name: str) -> EvidenceDetail | None: ...
 
-    def explain(self, rid: str) -> Explanation | None: ...
+    def explain(self, rid: str, lang: Lang = ENGLISH) -> Explanation | None: ...
 
 
 class LiveSource:
@@ -196,9 +197,18 @@ class LiveSource:
         """One evidence bundle, opened; None when there is none of this name."""
         return self._ask(f"/observe/evidence/{quote(name, safe='')}", EvidenceDetail)
 
-    def explain(self, rid: str) -> Explanation | None:
-        """Sentences about one request; None when the engine does not know it (any more)."""
-        return self._ask(f"/observe/explain/{quote(rid, safe='')}", Explanation)
+    def explain(self, rid: str, lang: Lang = ENGLISH) -> Explanation | None:
+        """Sentences about one request; None when the engine does not know it (any more).
+
+        English from an older engine, which has no other.
+        """
+        path = f"/observe/explain/{quote(rid, safe='')}"
+        try:
+            return self._ask(path, Explanation, None if lang == ENGLISH else {"lang": lang})
+        except BadQuestion as refused:
+            if refused.detail.field != "lang":
+                raise
+            return self._ask(path, Explanation)
 
     def close(self) -> None:
         """Give back the connections."""

@@ -27,9 +27,10 @@ from telemetry.observe import (
     RequestDetail,
     RequestsAnswer,
 )
-from telemetry.read_base import NO_STORE, add_route, answer, number, rid_of, up_to
+from telemetry.read_base import NO_STORE, add_route, answer, lang_of, number, query, rid_of, up_to
 from telemetry.read_kv import add_kv_routes, add_law_routes
 from telemetry.read_model import KEPT_STEPS, ReadModel
+from telemetry.words import LANGUAGES
 
 MAX_LIMIT: Final = 5_000
 MAX_LANES: Final = 200
@@ -73,9 +74,10 @@ def create_router(
         return await answer(model.page_map, asked=request)
 
     async def explain(request: Request, rid: str) -> Response:
-        return await answer(lambda: model.explain(rid_of(rid)), asked=request)
+        return await answer(lambda: model.explain(rid_of(rid), lang_of(request)))
 
     limit = (up_to("limit", MAX_LIMIT),)
+    lang = query("lang", {"type": "string", "enum": list(LANGUAGES), "description": " or ".join(LANGUAGES)})
     add_route(router, "/observe/status", status, EngineStatus)
     add_route(router, "/observe/queue", queue, QueueAnswer, parameters=limit)
     add_route(router, "/observe/passes", passes, PassesAnswer, parameters=(up_to("n", KEPT_STEPS),))
@@ -85,7 +87,7 @@ def create_router(
     add_route(router, "/observe/requests", requests, RequestsAnswer, parameters=limit)
     add_route(router, "/observe/requests/{rid:path}", one, RequestDetail, missing=_NO_REQUEST)
     add_route(router, "/observe/pages", pages, PageMap)
-    add_route(router, "/observe/explain/{rid:path}", explain, Explanation, missing=_NO_REQUEST)
+    add_route(router, "/observe/explain/{rid:path}", explain, Explanation, missing=_NO_REQUEST, parameters=(lang,))
     add_kv_routes(router, model)
     add_law_routes(router, laws or LawBook(model))
     if exposition is not None:

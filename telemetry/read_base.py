@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from telemetry.observe import ObserveError, Value
 from telemetry.read_model import NotStarted
+from telemetry.words import ENGLISH, LANGUAGES, Lang, known
 
 MAX_RID: Final = 200
 NO_STORE: Final = {"cache-control": "no-store"}
@@ -62,6 +63,16 @@ def rid_of(rid: str) -> str:
         limit = f"at most {MAX_RID} characters"
         raise Refused(ObserveError(error=f"rid is longer than allowed: {limit}", field="rid", limit=limit))
     return rid
+
+
+def lang_of(request: Request) -> Lang:
+    """The one query parameter `lang`. Raises Refused for a language that nothing is said in."""
+    only(request, "lang")
+    code = request.query_params.get("lang", ENGLISH)
+    language = known(code)
+    if language is None:
+        raise refuse("lang", code, " or ".join(LANGUAGES))
+    return language
 
 
 def send(value: Value, status: int = 200) -> Response:

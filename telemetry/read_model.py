@@ -52,6 +52,7 @@ from telemetry.pool_ring import PoolRing
 from telemetry.queue_watch import QueueWatch
 from telemetry.request_timeline import RequestTimeline
 from telemetry.timeline import TimelineTracker
+from telemetry.words import ENGLISH, Lang
 
 KEPT_STEPS: Final = 512
 KEPT_FINISHED: Final = 500
@@ -310,10 +311,10 @@ class ReadModel:
             order = None if snapshot is None else answers_kv.order_of(self, snapshot)
             return answers_kv.tree(self, self._head(), order, node=node, opened=opened, top=top)
 
-    def explain(self, rid: str) -> Explanation | None:
-        """Sentences about one live or recently finished request."""
+    def explain(self, rid: str, lang: Lang = ENGLISH) -> Explanation | None:
+        """Sentences about one live or recently finished request, in `lang`."""
         with self._lock:
-            return answers.explain(self, self._head(), rid)
+            return answers.explain(self, self._head(), rid, lang)
 
     def wall_s(self, t_ns: int) -> float:
         """Unix seconds of an engine-clock time."""

@@ -41,6 +41,7 @@ from telemetry.recorded_kv import RecordedMemory
 from telemetry.recorded_states import UNCOLLECTED, RecordedClock, kept, restored
 from telemetry.recorded_tables import Extent, TableEvents, is_tables
 from telemetry.schema import LineUnion
+from telemetry.words import ENGLISH, Lang
 
 #: Events between two kept states, to begin with: a few hundredths of a second of folding.
 SPACING: Final = 4_096
@@ -340,6 +341,6 @@ class RecordedSource(RecordedMemory):
         with self._lock:
             return self._model.page_map()
 
-    def explain(self, rid: str) -> Explanation | None:
+    def explain(self, rid: str, lang: Lang = ENGLISH) -> Explanation | None:
         with self._lock:
-            return self._model.explain(rid)
+            return self._model.explain(rid, lang)

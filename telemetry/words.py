@@ -29,7 +29,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator
 
 Lang = Literal["en", "zh-CN"]
 ENGLISH: Final = "en"
@@ -50,6 +52,10 @@ def language_of(code: str | None) -> Lang | None:
 def known(code: str) -> Lang | None:
     """`code` where it is one of LANGUAGES, to the letter; None for any other."""
     return next((language for language in LANGUAGES if language == code), None)
+
+
+#: A language as a person types it: `language_of` knows it by more than one name.
+TypedLang = Annotated[Lang, BeforeValidator(lambda typed: language_of(typed) or typed)]
 
 
 def speak(language: Lang) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import CliPositionalArg
+
+from telemetry.words import ENGLISH, TypedLang
 
 
 class LessonCommand(BaseModel):
@@ -25,7 +25,7 @@ class LessonCommand(BaseModel):
 
     lesson: CliPositionalArg[str | None] = None
     """The id of a built-in lesson, or a lesson file."""
-    lang: Literal["en", "zh-CN"] = "en"
+    lang: TypedLang = ENGLISH
     """Language of the sentences."""
     set: tuple[str, ...] = Field(default=())
     """NAME=VALUE: another setting of the lesson's [engine]; what it changes is said first. Repeatable."""

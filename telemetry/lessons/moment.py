@@ -9,9 +9,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-Lang = Literal["en", "zh-CN"]
-LANGS: tuple[Lang, ...] = ("en", "zh-CN")
-
 
 class Text(NamedTuple):
     """One sentence in both languages of a lesson."""

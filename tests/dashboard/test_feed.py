@@ -10,6 +10,7 @@ import pytest
 from fake_engine import FakeEngine, FakeServer
 
 from dashboard.feed import MAX_ROWS, PARTS, Feed
+from dashboard.words import CHINESE, ENGLISH, Lang
 from telemetry.client import LiveSource, SourceUnavailable
 from telemetry.observe import EngineStatus, Explanation, RequestDetail
 
@@ -86,8 +87,9 @@ class CountingSource:
     def request(self, rid: str) -> RequestDetail | None:
         return self._answer(f"requests/{rid}")
 
-    def explain(self, rid: str) -> Explanation | None:
-        return self._answer(f"explain/{rid}")
+    def explain(self, rid: str, lang: Lang = ENGLISH) -> Explanation | None:
+        found = self._answer(f"explain/{rid}")
+        return found and found.model_copy(update={"sentences": (lang,)})
 
 
 @pytest.fixture
@@ -183,6 +185,33 @@ def test_fr_48_a_restarted_engine_shows_nothing_of_the_old_one(
     look = feed.look(PARTS, max_age_s=1.0)
     assert look.status is not None
     assert {look.status.engine_id} == {getattr(look, part).engine_id for part in PARTS} == {"fake-99"}
+
+
+def test_viewers_of_two_languages_each_get_their_own_explanation(
+    feed: Feed, source: CountingSource, clock: Clock
+) -> None:
+    rid = source.engine.waiting[0].rid
+
+    def said(lang: Lang) -> tuple[str, ...]:
+        explanation = feed.detail(rid, lang, max_age_s=1.0).explanation
+        assert explanation is not None
+        return explanation.sentences
+
+    assert [said(lang) for lang in (ENGLISH, CHINESE, ENGLISH, CHINESE)] == [(ENGLISH,), (CHINESE,)] * 2
+    assert source.asked[f"explain/{rid}"] == 2, "one each, shared by all who read it"
+    clock.now += 2
+    source.gone = True
+    assert said(CHINESE) == (CHINESE,)
+
+
+def test_an_explanation_in_another_language_is_better_than_none(feed: Feed, source: CountingSource) -> None:
+    rid = source.engine.waiting[0].rid
+    feed.detail(rid, ENGLISH, max_age_s=1.0)
+    source.gone = True
+    found = feed.detail(rid, CHINESE, max_age_s=1.0)
+    assert found.explanation is not None
+    assert found.explanation.sentences == (ENGLISH,)
+    assert found.error == "gone"
 
 
 def test_details_are_bounded_and_fall_back_to_the_last_answer(feed: Feed, source: CountingSource, clock: Clock) -> None:

@@ -23,6 +23,7 @@ from dashboard.tables import Table
 from dashboard.theme import LIGHT
 from dashboard.troubles import trouble
 from telemetry.client import LiveSource, SourceUnavailable
+from telemetry.recorded import RecordedSource, Recording
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 JOURNAL = Path(__file__).resolve().parents[1] / "telemetry" / "data" / "cookbook.jsonl.gz"
@@ -191,6 +192,20 @@ def test_the_page_speaks_chinese_where_it_is_asked_to(page: Open, engine: FakeEn
         at.selectbox(key="lang_box_zh-CN").set_value("en").run()
         assert at.segmented_control(key="view_box").options[0] == "Now"
         assert at.session_state["selected"]["lang"] == "en"
+
+
+def test_a_recorded_request_is_explained_in_the_language_of_the_page(page: Open) -> None:
+    recording = Recording(JOURNAL, in_background=False)
+    source = RecordedSource(recording)
+    source.seek(recording.at_step(120))
+    rid = source.requests().live[0].rid
+    at = read(page("--journal", str(JOURNAL), at="120", view="requests", rid=rid, lang="zh-CN"))
+    (said,) = [each.proto.body for each in at.get("html") if 'data-testid="explain"' in each.proto.body]
+    assert f"<li>请求 {rid} 到达，提示词 " in said
+    assert "arrived" not in said
+    at.selectbox(key="lang_box_zh-CN").set_value("en").run()
+    (said,) = [each.proto.body for each in at.get("html") if 'data-testid="explain"' in each.proto.body]
+    assert f"<li>Request {rid} arrived with a prompt of " in said
 
 
 def test_a_table_is_downloaded_with_units_full_ids_and_plain_numbers() -> None:

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-import string
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dashboard.words import CHINESE, ENGLISH, LANGUAGES, dictionary, language_of, mark, speak, spoken, t
+from tests.texts import ROOT, built, literals, places_of
 
-DASHBOARD = Path(__file__).resolve().parents[2] / "dashboard"
-
-
-def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of `t` and `mark` in the package, with its place."""
-    for file in sorted(DASHBOARD.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in {"t", "mark"}:
-                yield f"{file.relative_to(DASHBOARD.parent)}:{node.lineno}", node
-
-
-def literals() -> dict[str, str]:
-    """Text to the place where it is said first."""
-    found: dict[str, str] = {}
-    for place, node in calls():
-        first = node.args[0] if node.args else None
-        if isinstance(first, ast.Constant) and isinstance(first.value, str):
-            found.setdefault(first.value, place)
-    return found
-
-
-def places_of(text: str) -> set[str]:
-    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+DASHBOARD = ROOT / "dashboard"
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +21,16 @@ def english() -> Iterator[None]:
 
 
 def test_every_text_has_a_translation() -> None:
-    missing = {text: place for text, place in literals().items() if text not in dictionary(CHINESE)}
+    missing = {text: place for text, place in literals("dashboard").items() if text not in dictionary(CHINESE)}
     assert missing == {}
 
 
 def test_no_translation_is_left_over() -> None:
-    assert set(dictionary(CHINESE)) - set(literals()) == set()
+    assert set(dictionary(CHINESE)) - set(literals("dashboard")) == set()
 
 
 def test_no_text_is_built_where_it_is_said() -> None:
-    built = [place for place, node in calls() if node.args and isinstance(node.args[0], (ast.JoinedStr, ast.BinOp))]
-    assert built == [], "an f-string or a sum is never found in the dictionary: name the values instead"
+    assert built("dashboard") == [], "an f-string or a sum is never found in the dictionary: name the values instead"
 
 
 def test_a_translation_has_the_places_of_its_text() -> None:

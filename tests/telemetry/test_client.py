@@ -64,6 +64,9 @@ def test_every_question_gets_its_typed_answer(served: tuple[str, TimedRun]) -> N
         assert told is not None
         assert told.sentences
         assert source.explain("nobody") is None
+        chinese = source.explain("waits", "zh-CN")
+        assert chinese is not None
+        assert chinese.sentences[0].startswith("请求 waits 到达")
         assert live.last_contact_wall_s is not None
         with pytest.raises(BadQuestion, match="n is '513'") as refused:
             source.passes(513)
@@ -143,6 +146,25 @@ def test_a_lost_engine_is_told_with_the_last_contact_and_found_again() -> None:
         source.status()
         assert source.last_contact_wall_s is not None
         assert source.last_contact_wall_s >= contact
+
+
+def test_an_older_engine_that_knows_no_language_explains_in_english() -> None:
+    asked: list[str] = []
+    explanation = _status(rid="r", sentences=["Request r arrived."])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.query.decode())
+        if request.url.query:
+            refused = {"error": "unknown parameter 'lang'", "field": "lang", "limit": "none"}
+            return httpx.Response(400, json=refused)
+        return httpx.Response(200, json=explanation)
+
+    with _source(answer) as source:
+        told = source.explain("r", "zh-CN")
+        assert told is not None
+        assert told.sentences == ("Request r arrived.",)
+        assert source.explain("r") == told
+    assert asked == ["lang=zh-CN", "", ""]
 
 
 def test_a_bad_question_with_an_odd_body_is_still_a_bad_question() -> None:

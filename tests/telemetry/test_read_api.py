@@ -52,6 +52,7 @@ def running() -> Iterator[tuple[TestClient, TimedRun]]:
         ("/observe/requests/cmpl%2Fa%20b-1", observe.RequestDetail),
         ("/observe/pages", observe.PageMap),
         ("/observe/explain/runs", observe.Explanation),
+        ("/observe/explain/runs?lang=zh-CN", observe.Explanation),
     ],
 )
 def test_each_route_answers_its_value(
@@ -78,6 +79,10 @@ def test_each_route_answers_its_value(
         ("/observe/queue?limit=9999999999999999999999", "limit", "an integer from 1 to 5000"),
         ("/observe/requests?limit=many", "limit", "an integer from 1 to 5000"),
         ("/observe/requests?page=2", "page", "only limit"),
+        ("/observe/explain/runs?lang=fr", "lang", "en or zh-CN"),
+        ("/observe/explain/runs?lang=", "lang", "en or zh-CN"),
+        ("/observe/explain/runs?lang=zh-CN&n=1", "n", "only lang"),
+        ("/observe/requests/runs?lang=zh-CN", "lang", "none"),
         (f"/observe/requests/{'x' * 201}", "rid", "at most 200 characters"),
     ],
 )
@@ -101,6 +106,20 @@ def test_every_route_refuses_a_parameter_that_it_does_not_know(running: tuple[Te
         error = observe.ObserveError.model_validate_json(reply.content)
         assert (error.field, error.error) == ("x", "unknown parameter 'x'"), path
         assert error.limit, path
+
+
+def test_an_explanation_is_in_the_language_asked_for_each_time(running: tuple[TestClient, TimedRun]) -> None:
+    client, _ = running
+
+    def said(query: str) -> tuple[str, ...]:
+        reply = client.get(f"/observe/explain/cmpl%2Fa%20b-1{query}")
+        return observe.Explanation.model_validate_json(reply.content).sentences
+
+    english, chinese = said(""), said("?lang=zh-CN")
+    assert english[0].startswith("Request cmpl/a b-1 arrived with a prompt of 30 tokens")
+    assert chinese[0] == "请求 cmpl/a b-1 到达，提示词 30 个词元，至多要求 10 个新词元。"
+    assert len(chinese) == len(english)
+    assert said("?lang=en") == said("") == english
 
 
 @pytest.mark.parametrize("path", ["/observe/requests/nobody", "/observe/explain/nobody"])
