@@ -120,12 +120,21 @@ def run(command: Command) -> int:  # noqa: PLR0911 - one return for each command
 
 def _explain(command: ExplainCommand) -> int:
     from telemetry.explain import AmbiguousRequest, UnknownRequest, explain
+    from telemetry.explain_tables import explain_tables
+    from telemetry.recorded_tables import is_tables, refuse_one_table
 
     if command.journal.startswith(("http://", "https://")):
         return _explain_live(command)
-    _say_which_run(Path(command.journal))
+    path = Path(command.journal)
+    refuse_one_table(path)
+    _say_which_run(path)
     try:
-        explanation = explain(Path(command.journal), command.rid, command.lang)
+        if is_tables(path):
+            explanation, lacks = explain_tables(path, command.rid, command.lang)
+            for lack in lacks:
+                print(f"admitscope: {lack}", file=sys.stderr)
+        else:
+            explanation = explain(path, command.rid, command.lang)
     except (UnknownRequest, AmbiguousRequest) as error:
         print(f"admitscope: {error}", file=sys.stderr)
         return 1

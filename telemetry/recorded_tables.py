@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import msgspec
+from pydantic import ValidationError
 
 from engine.events import (
     AbortRequested,
@@ -39,6 +40,8 @@ from telemetry.export.parquet_schema import TABLES
 from telemetry.export.source import Enough
 from telemetry.journal import JournalError
 from telemetry.observe import PAGE_STATES
+from telemetry.schema import faults
+from telemetry.schema_journal import RefusalsFoldedRecord
 from telemetry.sim.tables import Row, TableRecording, is_tables
 
 __all__ = ["Extent", "TableEvents", "is_tables", "refuse_one_table"]
@@ -54,6 +57,7 @@ _FACTS: Final[dict[str, type[Event]]] = {
 }
 #: Derived from events, or made for the eye: nothing is read back from them.
 _NOT_READ: Final = frozenset({"lives", "waits", "num_page_keys", "num_page_ids", "utc"})
+_FOLD: Final = tuple(name for name in RefusalsFoldedRecord.model_fields if name != "type")
 _ENGINE: Final = tuple(each.name for each in TABLES["engines"].columns if each.name not in _NOT_READ)
 
 
@@ -89,16 +93,25 @@ class TableEvents(TableRecording):
         ends = [row["done_t_ns"] or row["t_ns"] for _, row in self._table("steps")]
         return Extent(start, max([start, *ends]), bool(self._count("responses")))
 
-    def all_events(self) -> Iterator[AnyEvent]:
-        """Every event in order of `seq`."""
+    def all_events(self, *, memory: bool = True) -> Iterator[AnyEvent]:
+        """Every event in order of `seq`; without `memory`, those about pages and locks are not read."""
         yield EngineStarted(**{name: self._started[name] for name in _ENGINE})
-        streams = [self._facts_of(table, kind) for table, kind in _FACTS.items()]
-        streams += [self._moves(), self._plans(), self._completions()]
+        facts = {table: kind for table, kind in _FACTS.items() if memory or kind is not LockChanged}
+        streams = [self._facts_of(table, kind) for table, kind in facts.items()]
+        streams += [self._plans(), self._completions(), *([self._moves()] if memory else [])]
         before = -1
         for seq, event in heapq.merge(*streams, key=lambda pair: pair[0]):
             self._once(seq, before)
             before = seq
             yield event
+
+    def folds(self) -> Iterator[RefusalsFoldedRecord]:
+        """Refusals that are only counted, in the order of the last one of each count."""
+        for where, row in self._table("refusals_folded"):
+            try:
+                yield RefusalsFoldedRecord.model_validate({name: row[name] for name in _FOLD}, strict=False)
+            except ValidationError as error:
+                raise JournalError(f"{where}: {faults(error)}") from error
 
     def tell(self, hear: Callable[[AnyEvent], None]) -> list[str]:
         """Hand every event to `hear`, until it raises Enough; returns what the tables lack."""

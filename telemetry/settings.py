@@ -131,14 +131,15 @@ class ExplainCommand(SubCommand):
     examples:
       admitscope explain http://127.0.0.1:8000 chatcmpl-42      of a running engine, now
       admitscope explain journals/RUN.jsonl chatcmpl-42         of a recorded run
+      admitscope explain tables chatcmpl-42                     of its Parquet tables, without the journal
       admitscope explain journals/RUN.jsonl chatcmpl-42 --json
       admitscope explain journals/RUN.jsonl chatcmpl-17...afe801    an id as pages shorten it, or how it begins
       admitscope explain journals/RUN.jsonl chatcmpl-42 --lang zh-CN
     """
 
     journal: CliPositionalArg[str]
-    """The first file of a journal (later parts of the run are found beside it), or the URL of a running engine, whose
-    key, if it has one, is in ADMITSCOPE_API_KEY."""
+    """The first file of a journal (later parts of the run are found beside it), the folder of its Parquet tables, or
+    the URL of a running engine, whose key, if it has one, is in ADMITSCOPE_API_KEY."""
     rid: CliPositionalArg[str]
     """The request's id: the `id` of its answer."""
     lang: TypedLang = ENGLISH
