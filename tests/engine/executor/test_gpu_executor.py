@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from engine.attention import flashinfer
 from engine.attention.flashinfer import FlashInferBackend, HeadShape
+from engine.clock import VirtualClock
+from engine.config import EngineConfig
+from engine.events import RecordingSink, StepPlanned
 from engine.executor.manual import ManualDriver
 from engine.executor.torch_executor import Gpu, TorchExecutor
+from engine.llm_engine import EngineRequest, LLMEngine
 from engine.models.llama import LlamaModel
 from engine.sampling_params import SamplingParams
 from tests.engine.attention.late_device import LateDevice
@@ -28,7 +32,9 @@ def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 1024)
 
 
-def gpu_executor(*, graph_rows: int = 0, num_pages: int = 64) -> tuple[TorchExecutor, LateDevice, ShapedFlashInfer]:
+def gpu_executor(
+    *, graph_rows: int = 0, num_pages: int = 64, page_size: int = 16
+) -> tuple[TorchExecutor, LateDevice, ShapedFlashInfer]:
     """An executor on a device that works at once: what is not sent to it through the seam is not there later."""
     device = LateDevice(late=False)
     module = ShapedFlashInfer(device)
@@ -41,7 +47,7 @@ def gpu_executor(*, graph_rows: int = 0, num_pages: int = 64) -> tuple[TorchExec
     executor = TorchExecutor(
         LlamaModel(CONFIG, tiny_weights()),
         name="tiny",
-        page_size=16,
+        page_size=page_size,
         num_pages=num_pages,
         attention=backend,
         secret=b"fixed for tests",
@@ -179,3 +185,31 @@ def test_sabotage_a_graph_that_reads_other_memory_than_it_was_captured_with_is_s
     captured.staging._reserve(8)
     other = dataclasses.replace(batch, token_ids=(batch.token_ids + 1) % CONFIG.vocab_size)
     assert torch.equal(executor.forward(other, rows=[0, 1]), right)
+
+
+def whole_run(executor: TorchExecutor) -> tuple[dict[str, list[int]], list[StepPlanned]]:
+    """A whole engine with a pool that is too small: answers, and every plan."""
+    scheduler = {"chunked_prefill_size": 16, "max_running_requests": 8, "schedule_conservativeness": 0.02}
+    config = EngineConfig.model_validate({"scheduler": scheduler, "cache": {"page_size": 4, "num_pages": 44}})
+    sink = RecordingSink()
+    engine = LLMEngine(config, executor=executor, clock=VirtualClock(), sink=sink)
+    answers: dict[str, list[int]] = {f"r{i}": [] for i in range(5)}
+    waiting = list(answers)
+    while waiting or engine.has_work:
+        if waiting and engine.steps_done % 2 == 0:
+            rid = waiting.pop(0)
+            params = SamplingParams(max_new_tokens=40, temperature=0.0, min_new_tokens=40)
+            engine.add_request(EngineRequest(rid=rid, prompt_ids=tuple(prompt(37, int(rid[1:]))), params=params))
+        for output in engine.step():
+            if output.token_id is not None:
+                answers[output.rid].append(output.token_id)
+    return answers, [event for event in sink.events if isinstance(event, StepPlanned)]
+
+
+@pytest.mark.parametrize("graph_rows", [0, 3])
+def test_a_whole_engine_decides_and_answers_as_on_the_cpu(graph_rows: int) -> None:
+    answers, plans = whole_run(tiny_executor(page_size=4, num_pages=44))
+    executor, device, _ = gpu_executor(graph_rows=graph_rows, num_pages=44, page_size=4)
+    assert whole_run(executor) == (answers, plans)
+    assert any(plan.retractions for plan in plans), "the pool must be too small"
+    assert ("replay" in device.log) == bool(graph_rows)
