@@ -42,6 +42,7 @@ from telemetry.journal import JournalError
 from telemetry.observe import PAGE_STATES
 from telemetry.schema import faults
 from telemetry.schema_journal import RefusalsFoldedRecord
+from telemetry.sim.table_checks import EventOrder
 from telemetry.sim.tables import Row, TableRecording, is_tables
 
 __all__ = ["Extent", "TableEvents", "is_tables", "refuse_one_table"]
@@ -99,10 +100,9 @@ class TableEvents(TableRecording):
         facts = {table: kind for table, kind in _FACTS.items() if memory or kind is not LockChanged}
         streams = [self._facts_of(table, kind) for table, kind in facts.items()]
         streams += [self._plans(), self._completions(), *([self._moves()] if memory else [])]
-        before = -1
-        for seq, event in heapq.merge(*streams, key=lambda pair: pair[0]):
-            self._once(seq, before)
-            before = seq
+        order = EventOrder(self.path, self._row_of_request, has_holes=bool(self._count("holes")))
+        for _, event in heapq.merge(*streams, key=lambda pair: pair[0]):
+            order.look(event)
             yield event
 
     def folds(self) -> Iterator[RefusalsFoldedRecord]:

@@ -1,18 +1,18 @@
 """Checks of tables. Owns: which numbers, words and orders a column may have. A damaged file often reads without fault.
 
 Checksums of pages find what broke on disk; these find what no engine writes: lengths below 0, times that fall, words of
-no kind. They look at whole batches, and at single rows only to name one.
+no kind, two requests of one id at a time. They look at whole batches, and at single rows only to name one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.events import SCHEMA_VERSION
+from engine.events import SCHEMA_VERSION, AnyEvent, RequestArrived, RequestTransitioned
 from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.plan import StepKind
 from telemetry.journal import JournalError
@@ -101,6 +101,38 @@ class RowOrder:
             last = value
         if last is not None:
             self._last[name] = last
+
+
+class EventOrder:
+    """Judges the events of all tables together, in order. `look` raises JournalError.
+
+    row_of_request  names file and row of the arrival with this `seq`
+    has_holes       events are missing, nobody knows where: an id may be free again without its end on record
+    """
+
+    def __init__(self, folder: Path, row_of_request: Callable[[int], str], *, has_holes: bool = False) -> None:
+        self._folder = folder
+        self._row_of_request = row_of_request
+        self._has_holes = has_holes
+        self._seq = -1
+        self._live: set[str] = set()
+
+    def look(self, event: AnyEvent) -> None:
+        """The next event."""
+        if event.seq <= self._seq:
+            raise JournalError(f"{self._folder}: two events have seq {event.seq}: a table is not as it was written")
+        self._seq = event.seq
+        if isinstance(event, RequestTransitioned) and event.target is RequestState.FINISHED:
+            self._live.discard(event.rid)
+        elif isinstance(event, RequestArrived) and not self._has_holes:
+            if event.rid in self._live:
+                row = self._row_of_request(event.seq)
+                raise JournalError(f"{row}: rid is {event.rid[:80]!r}, as of a request that has not ended by then")
+            self._live.add(event.rid)
+
+    def missed(self) -> None:
+        """Events are missing here: who is live is not known."""
+        self._live.clear()
 
 
 def _in_range(file: Path, rows_before: int, name: str, column: Any) -> None:

@@ -19,7 +19,7 @@ from engine.scheduler.plan import OutcomeRow, PrefillRow, StepKind, StepTimes
 from telemetry.export.parquet_schema import TABLES, TABLES_VERSION
 from telemetry.journal import JournalError
 from telemetry.sim.journal_workload import Heard, Missing
-from telemetry.sim.table_checks import RowOrder
+from telemetry.sim.table_checks import EventOrder, RowOrder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,17 +122,17 @@ class TableRecording:
             self._facts("holes", lambda row: (row["after_seq"] + 1, Missing(row["missing"]))),
             self._steps(),
         )
-        before = -1
-        for seq, event in heapq.merge(*streams, key=lambda pair: pair[0]):
-            if not isinstance(event, Missing):
-                self._once(seq, before)
-                before = seq
+        order = EventOrder(self.path, self._row_of_request)
+        for _, event in heapq.merge(*streams, key=lambda pair: pair[0]):
+            if isinstance(event, Missing):
+                order.missed()
+            else:
+                order.look(event)
             yield event
 
-    def _once(self, seq: int, before: int) -> None:
-        """Raise JournalError where two events have one number."""
-        if seq <= before:
-            raise JournalError(f"{self.path}: two events have seq {seq}: a table is not as it was written")
+    def _row_of_request(self, seq: int) -> str:
+        """File and row of the arrival with this `seq`."""
+        return next(where for where, row in self._table("requests") if row["seq"] == seq)
 
     # -- tables --------------------------------------------------------------------------------------------------------
 

@@ -167,6 +167,11 @@ def with_value(name: str, value: Any, *, rows: slice = slice(3, 4)) -> Any:
         ("step_rows", with_value("extend_len", 2**31), r"row 4: extend_len is 2147483648; 0 to 16777216"),
         ("step_rows", with_value("role", "x", rows=slice(3, 5)), r"row 4: 'x' is not a valid Role"),
         ("step_rows", with_value("prefix_len", None, rows=slice(1)), r"row 1: prefix_len is null in a row of a prompt"),
+        (
+            "requests",
+            with_value("rid", "r2"),
+            r"requests-.*\.parquet: row 4: rid is 'r2', as of a request that has not",
+        ),
         ("transitions", with_value("target", "zz"), r"row 4: 'zz' is not a valid RequestState"),
     ],
 )
@@ -177,6 +182,23 @@ def test_odd_tables_are_named(
     assert is_tables(folder)
     with pytest.raises(JournalError, match=message):
         list(JournalWorkload(folder).asks())
+
+
+def test_an_id_is_free_again_after_its_request_ended_and_after_a_hole(
+    recorded: tuple[Path, Path], tmp_path: Path
+) -> None:
+    asks = list(JournalWorkload(recorded[1]).asks())
+    again = with_value("rid", "r0", rows=slice(len(asks) - 1, len(asks)))
+    folder = altered(recorded, tmp_path / "ended", "requests", again)
+    assert [ask.rid for ask in JournalWorkload(folder).asks()].count("r0") == 2
+    doubled = altered(recorded, tmp_path / "lost", "requests", with_value("rid", "r2"))
+    [file] = (doubled / "holes").glob("*.parquet")
+    holes, [requests] = pq.read_table(file), (doubled / "requests").glob("*.parquet")
+    seqs = pq.read_table(requests).column("seq").to_pylist()
+    hole = {"engine_id": "test", "after_seq": seqs[2], "before_seq": seqs[3], "missing": 1}
+    values = [pa.array([hole.get(field.name, 0)], field.type) for field in holes.schema]
+    pq.write_table(pa.Table.from_arrays(values, schema=holes.schema), file)
+    assert [ask.rid for ask in JournalWorkload(doubled).asks()].count("r2") == 2, "its end may have been lost"
 
 
 def test_a_byte_that_broke_on_disk_is_found(recorded: tuple[Path, Path], tmp_path: Path) -> None:
