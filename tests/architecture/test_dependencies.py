@@ -10,7 +10,7 @@ import pytest
 from bench.dependencies import LICENCES, RUNTIME_EXTRAS, declared, imported, installed, licences, pip_check, project
 
 #: Declared for what they do, not for what they offer to import.
-NOT_IMPORTED = {"flashinfer-python", "duckdb"}
+NOT_IMPORTED = {"duckdb"}
 
 
 def test_every_import_is_declared() -> None:

@@ -73,7 +73,7 @@ def reference(batch: Ragged, layer: int = 0, windows: tuple[int, ...] = ()) -> t
     windows=st.sampled_from([(), (0, 9), (20, 20)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-@settings(max_examples=50)
+@settings(max_examples=35)
 def test_any_steps_started_before_any_is_done_equal_the_reference(
     steps: list[list[tuple[int, int]]], page: int, group: int, shared: bool, mixed: MixedKernel,
     windows: tuple[int, ...], dtype: torch.dtype,
