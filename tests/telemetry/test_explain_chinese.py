@@ -119,7 +119,7 @@ def test_a_rich_life_of_a_running_engine_is_told_in_chinese() -> None:
             told_so_far.update(said.sentences)
     every = "\n".join(told_so_far)
     assert english_in(every) == set()
-    for word in ("按余量截断", "被撤回队列", "自撤回起已等", "被越过", "它现在在等待", "首个词元", "它前面有"):
+    for word in ("按余量截断", "被撤回队列", "自撤回起已等", "被越过", "它正在等待", "首个词元", "它前面有"):
         assert word in every, word
 
 
