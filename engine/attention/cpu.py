@@ -4,7 +4,9 @@
 read-back. Two kinds of item:
 
 - a bucket of decode rows of similar context: one SDPA for all. Their K/V are gathered by *token*, not by page, and the
-  padding repeats a token of the request itself, so a slot that was never written is never read;
+  padding repeats a token of the request itself, so a slot that was never written is never read. The padded length
+  depends on the row's own context alone: kernels sum in an order that depends on it, and a row must not depend on its
+  company;
 - a block of a prompt piece: the group's K/V as a view when its pages are consecutive, else gathered by page, then one
   SDPA. The mask is a window of one triangle that is kept for the life of the backend.
 
@@ -23,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.metadata import PagedMetadata
 
-#: Decode rows whose contexts fall in the same window of this many tokens share a bucket: bounds the padding.
-BUCKET_TOKENS: Final = 128
+#: Decode rows are padded to a multiple of this many tokens; those of the same length share a bucket.
+BUCKET_TOKENS: Final = 64
 #: Most tokens (rows x padded context) that one bucket gathers: bounds its temporary memory.
 BUCKET_MAX_TOKENS: Final = 65_536
 #: Query rows of one masked block: later keys are skipped block by block, and the triangle stays this narrow.
@@ -37,7 +39,7 @@ class _DecodeBucket:
 
     rows    [n] their rows; None when they are exactly [first, first + n)
     tokens  [n * length] int64 flat K/V slots, padded with the request's own first slot
-    mask    [n, 1, 1, length] additive, None when nothing is padded
+    mask    [n, 1, 1, length] additive
     """
 
     first: int
@@ -45,7 +47,7 @@ class _DecodeBucket:
     length: int
     rows: torch.Tensor | None
     tokens: torch.Tensor
-    mask: torch.Tensor | None
+    mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +175,15 @@ class CpuBackend:
         self, meta: PagedMetadata, members: np.ndarray, visible: np.ndarray, hidden: np.ndarray
     ) -> _DecodeBucket:
         """One work item for the decode requests `members` ([n] indices): `visible` tokens each, after `hidden` ones."""
-        count, length = len(members), int(visible.max())
+        count, length = len(members), -(-int(visible.max()) // BUCKET_TOKENS) * BUCKET_TOKENS
         position = np.arange(length)[None, :]
         padded = position >= visible[:, None]
         # Padding points at the first of the request's own tokens: written, so finite.
         position = np.where(padded, 0, position) + hidden[:, None]
         page = meta.kv_indices[meta.kv_indptr[members][:, None] + position // meta.page_size].astype(np.int64)
         tokens = torch.from_numpy((page * meta.page_size + position % meta.page_size).reshape(-1))
-        mask = None
-        if padded.any():
-            mask = torch.zeros(count, 1, 1, length, dtype=self._dtype)
-            mask.masked_fill_(torch.from_numpy(padded)[:, None, None, :], float("-inf"))
+        mask = torch.zeros(count, 1, 1, length, dtype=self._dtype)
+        mask.masked_fill_(torch.from_numpy(padded)[:, None, None, :], float("-inf"))
         row = meta.qo_indptr[members].astype(np.int64)
         first = int(row[0])
         is_range = bool((np.diff(row) == 1).all())
@@ -252,7 +252,7 @@ class CpuBackend:
 
 
 def _bucketed(members: np.ndarray, seq_lens: np.ndarray) -> Iterator[np.ndarray]:
-    """Split the decode requests `members` into buckets of similar context, each within the memory bound."""
+    """Split the decode requests `members` into buckets of the same padded context, each within the memory bound."""
     if not len(members):
         return
     windows = (seq_lens[members] - 1) // BUCKET_TOKENS

@@ -5,20 +5,34 @@ Three layouts, chosen once at load (bench/executor_steps.py prints what they giv
 - oneDNN's own blocked layout ("packed"): bfloat16, and the wide LM head in float32;
 - [in, out] ("transposed"): other float32 matrices, up to twice as fast as [out, in] for few rows;
 - [out, in] as stored, when this torch build offers no packing, and on a GPU.
+
+In bfloat16 oneDNN takes another kernel for another number of rows, and another kernel rounds otherwise: a token may
+change with its company. So bfloat16 products have one of a few row counts that a trial at load found to agree bit for
+bit; fewer rows are filled up with zeros. A row is then the same bits alone and in company.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
+
+#: Row counts that are tried, largest first.
+ROW_COUNTS: Final = (256, 192, 128, 96, 64, 48, 32, 16)
+#: Batches that a choice among them is judged by.
+_USUAL_ROWS: Final = (1, 8, 32, 64, 128, 256)
+#: What reading the weights costs beside a product, in rows (SmolLM2's layers: a row costs 1/190 of them).
+_READING_ROWS: Final = 192
+#: (out, in, threads) -> row counts of one kind, largest first.
+_agreeing: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
 
 class Linear:
     """y = x Wᵀ + bias. `wide` marks a matrix with many more outputs than inputs (the LM head)."""
 
-    __slots__ = ("_bias", "_multiply_packed", "_packed", "_stored", "_transposed", "layout")
+    __slots__ = ("_bias", "_multiply_packed", "_packed", "_row_counts", "_stored", "_transposed", "layout")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> None:
         """`weight` is [out, in], `bias` [out]; the weight is copied unless it is kept as stored."""
@@ -27,10 +41,13 @@ class Linear:
         self._stored: torch.Tensor | None = None
         self._transposed: torch.Tensor | None = None
         self._multiply_packed: Any = None
+        self._row_counts: tuple[int, ...] = ()
         wants_packing = weight.dtype is torch.bfloat16 or wide
         if wants_packing and (packed := _pack(weight)) is not None:
             self._packed, self.layout = packed, "packed"
             self._multiply_packed = torch.ops.mkldnn._linear_pointwise.default
+            if weight.dtype is torch.bfloat16:
+                self._row_counts = self._agreeing_row_counts(*weight.shape)
         elif weight.dtype is torch.float32 and weight.device.type == "cpu":
             self._transposed, self.layout = weight.t().contiguous(), "transposed"
         else:
@@ -43,8 +60,7 @@ class Linear:
                 return torch.addmm(self._bias, x, self._transposed)
             return torch.mm(x, self._transposed)
         if self._packed is not None:
-            y: torch.Tensor = self._multiply_packed(x, self._packed, self._bias, "none", [], "")
-            return y
+            return self._in_row_counts(x) if self._row_counts else self._packed_product(x)
         assert self._stored is not None
         return linear(x, self._stored, self._bias)
 
@@ -54,6 +70,57 @@ class Linear:
             added = base.addmm_(x, self._transposed)
             return added if self._bias is None else added.add_(self._bias)
         return base.add_(self(x))
+
+    def _packed_product(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._multiply_packed(x, self._packed, self._bias, "none", [], "")
+        return y
+
+    def _in_row_counts(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of x [R, in] by parts that each have one of the agreeing row counts."""
+        rows, largest = len(x), self._row_counts[0]
+        if rows <= largest:
+            return self._filled_up(x)
+        return torch.cat([self._filled_up(part) for part in x.split(largest)])
+
+    def _filled_up(self, x: torch.Tensor) -> torch.Tensor:
+        rows = len(x)
+        count = _smallest(self._row_counts, rows)
+        if rows == count:
+            return self._packed_product(x)
+        return self._packed_product(pad(x, (0, 0, 0, count - rows)))[:rows]
+
+    def _agreeing_row_counts(self, out: int, inner: int) -> tuple[int, ...]:
+        """The cheapest of the kinds of row counts whose products agree, as a trial with this layer finds them."""
+        key = (out, inner, torch.get_num_threads())
+        if key not in _agreeing:
+            x = torch.randn(ROW_COUNTS[0], inner, generator=torch.Generator().manual_seed(0)).bfloat16()
+            kinds: list[tuple[torch.Tensor, list[int]]] = []
+            for count in ROW_COUNTS:
+                y = self._packed_product(x[:count])
+                for first, counts in kinds:
+                    if torch.equal(y, first[:count]):
+                        counts.append(count)
+                        break
+                else:
+                    kinds.append((y, [count]))
+            _agreeing[key] = min((tuple(counts) for _, counts in kinds), key=_cost)
+        return _agreeing[key]
+
+
+def _smallest(counts: Sequence[int], rows: int) -> int:
+    """The smallest of `counts` that holds `rows`; the largest where none does."""
+    return min((count for count in counts if count >= rows), default=counts[0])
+
+
+def _cost(counts: Sequence[int]) -> int:
+    """What usual batches cost with these row counts, in rows."""
+    total = 0
+    for rows in _USUAL_ROWS:
+        whole, rest = divmod(rows, counts[0])
+        total += whole * (_READING_ROWS + counts[0])
+        if rest:
+            total += _READING_ROWS + _smallest(counts, rest)
+    return total
 
 
 def _pack(weight: torch.Tensor) -> Any:

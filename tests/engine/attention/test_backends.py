@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,31 @@ def test_mixed_batch_in_small_buckets_and_blocks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cpu, "BLOCK_ROWS", 7)
     batch = build(MIXED, Shape(page_size=page, group=group), page_seed=3)
     assert largest_error(attend(CpuBackend(), batch), float64_loop(batch)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("windows", [(), (50,)])
+def test_a_decode_row_is_the_same_bits_alone_and_in_company(dtype: torch.dtype, windows: tuple[int, ...]) -> None:
+    contexts = [1, 40, 63, 64, 65, 100, 300, 301, 449, 513]
+    shape = Shape(page_size=16, group=3, dim=64)
+    company = build([(1, length) for length in contexts], shape, page_seed=5, dtype=dtype)
+    together = attend(CpuBackend(dtype=dtype, windows=windows), company)
+    meta = company.metadata
+    for i, length in enumerate(contexts):
+        pages = meta.kv_indices[meta.kv_indptr[i] : meta.kv_indptr[i + 1]]
+        alone = dataclasses.replace(
+            meta,
+            qo_indptr=np.array([0, 1], dtype=np.int32),
+            kv_indptr=np.array([0, len(pages)], dtype=np.int32),
+            kv_indices=pages,
+            last_page_len=meta.last_page_len[i : i + 1],
+            out_slots=meta.out_slots[i : i + 1],
+            positions=meta.positions[i : i + 1],
+        )
+        backend = CpuBackend(dtype=dtype, windows=windows)
+        backend.prepare(alone)
+        got = backend.run(company.q[i : i + 1], company.k_cache, company.v_cache, 0)
+        assert torch.equal(got, together[i : i + 1]), length
 
 
 def test_permuted_page_ids_give_the_same_output() -> None:

@@ -63,6 +63,47 @@ def test_without_packing_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch,
     assert torch.allclose(plain.add_to(torch.zeros_like(packed), x).float(), plain(x).float(), atol=1e-2)
 
 
+@pytest.mark.parametrize(("out", "inner"), [(96, 64), (192, 576)])
+def test_a_row_in_bfloat16_is_the_same_bits_alone_and_in_company(out: int, inner: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(out, inner, generator=generator).bfloat16()
+    x = torch.randn(600, inner, generator=generator).bfloat16()
+    layer = Linear(weight, torch.randn(out, generator=generator).bfloat16())
+    if layer.layout != "packed":
+        pytest.skip("this build of torch packs no weights")
+    whole = layer(x)
+    for rows in (1, 2, 17, 33, 64, 100, 255, 256, 257, 513):
+        assert torch.equal(layer(x[:rows]), whole[:rows]), rows
+        assert torch.equal(layer(x[-rows:]), whole[-rows:]), rows
+
+
+def test_row_counts_that_do_not_agree_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that rounds otherwise for few rows, as a kernel of its own does."""
+    layer = Linear(torch.eye(8).bfloat16())
+    if layer.layout != "packed":
+        pytest.skip("this build of torch packs no weights")
+    linear._agreeing.clear()
+    asked: list[int] = []
+
+    def product(_: Linear, x: torch.Tensor) -> torch.Tensor:
+        asked.append(len(x))
+        return x + (1 if len(x) < 60 or len(x) == 128 else 0)
+
+    monkeypatch.setattr(Linear, "_packed_product", product)
+    layer = Linear(torch.eye(8).bfloat16())
+    assert layer._row_counts == (256, 192, 96, 64)
+    asked.clear()
+    x = torch.randn(300, 8).bfloat16()
+    assert torch.equal(layer(x), x)
+    assert torch.equal(layer(x[:3]), x[:3])
+    assert asked == [256, 64, 64]
+    linear._agreeing.clear()
+
+
+def test_few_usable_row_counts_are_weighed_against_many_products() -> None:
+    assert linear._cost((256, 64)) < linear._cost((256,)) < linear._cost((16,))
+
+
 def test_inputs_are_left_alone() -> None:
     weight, x = torch.randn(16, 8), torch.randn(3, 8)
     before = weight.clone(), x.clone()
