@@ -148,7 +148,7 @@ $(SGLANG)/.installed: $(STAMP) tests/sglang_plugin/requirements.txt
 
 .PHONY: test-flashinfer
 FLASHINFER := .venv-flashinfer
-test-flashinfer: $(FLASHINFER)/.installed  ## stored signatures against the published FlashInfer, oldest and newest, without a GPU (by hand)
+test-flashinfer: $(FLASHINFER)/.installed  ## our calls against the published FlashInfer, oldest and newest, without a GPU (by hand)
 	@for version in $$(cat tests/flashinfer/versions.txt); do \
 	  $(FLASHINFER)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade "flashinfer-python$$version"; \
 	  $(FLASHINFER)/bin/python -m pip list --disable-pip-version-check 2>/dev/null | grep flashinfer; \

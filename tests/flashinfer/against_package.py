@@ -1,6 +1,7 @@
 """The stored signatures against the real package: `make test-flashinfer`, by hand, in an environment of its own.
 
-It imports flashinfer, which needs neither a GPU nor a compiler, and calls no kernel.
+It imports flashinfer, which needs neither a GPU nor a compiler, and calls no kernel: the wrappers' own Python runs on
+CPU tensors, and computes with the readable backend where a compiled module would.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import pytest
 import torch
 
 from engine.attention import flashinfer as ours
+from engine.attention.padding import padded
+from engine.attention.torch_reference import TorchReferenceBackend
 from tests.engine.attention.late_device import LateDevice
-from tests.engine.attention.ragged import Shape, build
+from tests.engine.attention.ragged import Ragged, Shape, build
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
+from tests.flashinfer.real_wrappers import CompiledModule, real_wrappers
 from tests.flashinfer.signatures import changes, described, signature, stored
+
+torch.set_num_threads(1)
 
 REAL: dict[str, Any] = described()
 
@@ -53,3 +59,79 @@ def test_the_backend_takes_the_real_module_by_itself(monkeypatch: pytest.MonkeyP
     for call in REAL["calls"]:
         name, method = call.split(".")
         assert inspect.isfunction(inspect.unwrap(getattr(getattr(kernels, name), method)))
+
+
+MIXED = [(40, 40), (17, 60), (1, 1), (1, 75), (1, 16), (5, 5), (1, 33), (1, 76)]
+DECODES = [(1, 1), (1, 75), (1, 16), (1, 33)]
+
+
+def reference(batch: Ragged, layer: int = 0, windows: tuple[int, ...] = ()) -> torch.Tensor:
+    backend = TorchReferenceBackend(windows=windows)
+    backend.prepare(batch.metadata)
+    return backend.run(batch.q, batch.k_cache, batch.v_cache, layer)
+
+
+def real_backend(patch: pytest.MonkeyPatch, shape: Shape, **settings: Any) -> ours.FlashInferBackend:
+    patch.setattr(ours, "WORKSPACE_BYTES", 1024 * 1024)
+    return ours.FlashInferBackend(
+        runtime=LateDevice(late=False),
+        heads=ours.HeadShape(shape.heads, shape.kv_heads, shape.dim),
+        dtype=torch.bfloat16,
+        kernels=real_wrappers(patch),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("mixed", ours.MixedKernel)
+@pytest.mark.parametrize(("page", "group"), [(1, 5), (16, 1), (16, 3), (16, 7)])
+@pytest.mark.parametrize("windows", [(), (0, 30)])
+def test_the_real_wrappers_hand_their_kernel_what_we_mean(
+    monkeypatch: pytest.MonkeyPatch, mixed: ours.MixedKernel, page: int, group: int, windows: tuple[int, ...]
+) -> None:
+    shape = Shape(page_size=page, group=group, dim=64)
+    backend = real_backend(monkeypatch, shape, mixed=mixed, windows=windows)
+    for seed, lens in enumerate([MIXED, DECODES, [(6, 6)], DECODES[::-1], MIXED[::-1], [(1, 1)]]):
+        batch = build(lens, shape, seed=seed, page_seed=seed, dtype=torch.bfloat16)
+        backend.prepare(batch.metadata)
+        for layer in range(2):
+            out = backend.run(batch.q, batch.k_cache, batch.v_cache, layer)
+            assert torch.equal(out, reference(batch, layer, windows))
+    for kernel, q, kv, out_type, index, dim, *_ in CompiledModule.made:
+        assert (kernel, q, kv, out_type, index, dim) == ("fa2", *[torch.bfloat16] * 3, torch.int32, 64)
+
+
+def test_the_real_graph_wrapper_fills_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts that grow and shrink, batches filled up: always the arrays that a graph was captured with."""
+    shape = Shape(page_size=16, group=3, dim=64)
+    backend = real_backend(monkeypatch, shape)
+    backend.reserve_captured(5, max_indices=40)
+    buffers = set()
+    for seed, contexts in enumerate([[1, 75, 16], [100, 90, 80, 70, 60], [3], [2, 2]]):
+        batch = build([(1, context) for context in contexts], shape, seed=seed, page_seed=seed, dtype=torch.bfloat16)
+        spare = batch.num_pages
+        caches = [torch.cat((cache, torch.zeros_like(cache[:1]))) for cache in (batch.k_cache, batch.v_cache)]
+        q = torch.zeros(5, shape.heads, shape.dim, dtype=torch.bfloat16)
+        q[: len(contexts)] = batch.q
+        backend.prepare_captured(padded(batch.metadata, 5, spare))
+        (part,) = backend._running[0]
+        wrapper = part.wrapper
+        buffers.add(tuple(t.data_ptr() for t in (wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf)))
+        out = backend.run(q, *caches, 0)
+        assert torch.equal(out[: len(contexts)], reference(batch))
+    assert len(buffers) == 1
+
+
+def test_the_real_graph_wrapper_refuses_another_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(page_size=16, group=3, dim=64)
+    backend = real_backend(monkeypatch, shape)
+    backend.reserve_captured(5, max_indices=40)
+    backend._captured[4] = backend._captured[5]
+    batch = build([(1, 20)] * 4, shape, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="batch size should be fixed"):
+        backend.prepare_captured(batch.metadata)
+
+
+def test_the_real_plan_takes_float16_when_no_type_is_named() -> None:
+    """Why every plan of ours names it."""
+    plan = REAL["calls"]["BatchPrefillWithPagedKVCacheWrapper.plan"]
+    assert [default for name, _, default in plan if name == "q_data_type"] == [repr("float16")]

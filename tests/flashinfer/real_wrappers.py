@@ -1,0 +1,81 @@
+"""FlashInfer's real wrappers on CPU tensors. Owns: what stands in for their compiled modules and for a GPU's answers.
+
+Everything that the package does in Python happens: arguments are checked, lengths read, buffers filled, windows and
+scales kept. Only the compiled module is ours: it computes with the readable backend from the arguments it is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.metadata import PagedMetadata
+from engine.attention.torch_reference import TorchReferenceBackend
+
+#: Places in the argument list of a compiled module's `paged_run`.
+Q, K, V, QO_INDPTR, KV_INDPTR, KV_INDICES, LAST_PAGE_LEN, OUT = range(3, 11)
+MASK_MODE, LAYOUT, WINDOW = 12, 13, 14
+SM_SCALE = 23
+CAUSAL, NHD = 1, 0
+
+
+class CompiledModule:
+    """What `get_batch_prefill_module` gives: `plan` and `paged_run`. `made` lists what was asked for."""
+
+    made: ClassVar[list[tuple[Any, ...]]] = []
+
+    def __init__(self, backend: str, *variant: Any) -> None:
+        self.made.append((backend, *variant))
+        self.plans: list[tuple[Any, ...]] = []
+
+    def plan(self, *args: Any) -> list[int]:
+        qo_indptr, kv_indptr, seq_lens = args[3:6]
+        assert {qo_indptr.dtype, kv_indptr.dtype, seq_lens.dtype} == {torch.int32}
+        assert len(seq_lens) == len(qo_indptr) - 1 == len(kv_indptr) - 1
+        self.plans.append(args)
+        return [len(self.plans)]
+
+    def paged_run(self, *args: Any) -> None:
+        arrays = [args[place].numpy() for place in (QO_INDPTR, KV_INDPTR, KV_INDICES, LAST_PAGE_LEN)]
+        qo_indptr, kv_indptr, indices, last_page_len = arrays
+        rows, k = int(qo_indptr[-1]), args[K]
+        assert args[LAYOUT] == NHD
+        assert args[SM_SCALE] == args[Q].shape[2] ** -0.5
+        meta = PagedMetadata(
+            qo_indptr=qo_indptr,
+            kv_indptr=kv_indptr,
+            kv_indices=indices[: kv_indptr[-1]],
+            last_page_len=last_page_len,
+            out_slots=np.zeros(rows, dtype=np.int64),
+            positions=np.zeros(rows, dtype=np.int32),
+            page_size=k.shape[1],
+            # One row at the end of its context sees all of it, and what a window leaves of it.
+            causal=args[MASK_MODE] == CAUSAL or bool((np.diff(qo_indptr) == 1).all()),
+        )
+        backend = TorchReferenceBackend(windows=(args[WINDOW] + 1,))
+        backend.prepare(meta)
+        args[OUT].copy_(backend.run(args[Q], k, args[V], 0))
+
+
+def real_wrappers(patch: pytest.MonkeyPatch) -> ModuleType:
+    """The package, with its wrappers usable on CPU tensors while `patch` lasts."""
+    package = importlib.import_module("flashinfer")
+    empty = torch.empty
+
+    def unpinned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("pin_memory", None)  # which a torch without CUDA refuses
+        return empty(*args, **kwargs)
+
+    patch.setattr(torch, "empty", unpinned)
+    patch.setattr(CompiledModule, "made", [])
+    for name in ("flashinfer.prefill", "flashinfer.decode"):
+        module = importlib.import_module(name)
+        patch.setattr(module, "get_batch_prefill_module", CompiledModule)
+        patch.setattr(module, "device_support_pdl", lambda _: False)
+        patch.setattr(module, "get_compute_capability", lambda _: (9, 0), raising=False)
+    return package
