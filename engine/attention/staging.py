@@ -59,10 +59,9 @@ class Staging:
         self._bounds = list(zip([0, *ends[:-1]], ends, strict=True))
         if ends[-1] > len(self._host):
             self._reserve(2 * ends[-1])
-        views = [self._host[first:end] for first, end in self._bounds]
-        for view, array in zip(views, arrays, strict=True):
-            view.numpy()[:] = array
-        return views
+        for (first, end), array in zip(self._bounds, arrays, strict=True):
+            self._array[first:end] = array
+        return [self._host[first:end] for first, end in self._bounds]
 
     def upload(self) -> list[torch.Tensor]:
         """Start one copy of all that was packed; its views on the device, in the same order."""
@@ -80,4 +79,5 @@ class Staging:
 
     def _reserve(self, count: int) -> None:
         self._host = self._runtime.pinned(count, self._dtype)
+        self._array = self._host.numpy()
         self._device = torch.empty(count, dtype=self._dtype, device=self._runtime.device)

@@ -14,10 +14,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engine.attention.metadata import PagedMetadata
+from engine.attention.torch_reference import TorchReferenceBackend
 from engine.models.linear import Linear
 from engine.models.llama import LayerCache, LlamaModel
 from engine.models.llama_config import LlamaConfig, RopeScaling
 from engine.models.weights import move
+from tests.engine.attention.ragged import metadata_of
 from tests.engine.executor.tiny import CONFIG, tiny_weights
 
 META = torch.device("meta")
@@ -25,7 +27,7 @@ META = torch.device("meta")
 
 @pytest.fixture(autouse=True)
 def _fake_tensors() -> Iterator[None]:
-    with FakeTensorMode():
+    with FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
 
@@ -100,3 +102,12 @@ def test_weights_of_an_untied_head_move_too() -> None:
     move(weights, META)
     assert weights.lm_head is not weights.embedding
     assert weights.lm_head.device == META
+
+
+def test_the_reference_backend_computes_where_the_cache_is() -> None:
+    batch = metadata_of([(3, 20), (1, 5)], [[1, 0], [2]], 16)
+    backend = TorchReferenceBackend(windows=(7,))
+    backend.prepare(batch)
+    q = torch.zeros(4, 6, 8, device=META)
+    k_cache, v_cache = torch.zeros(2, 4, 16, 2, 8, device=META)
+    assert backend.run(q, k_cache, v_cache, 0).device == META
