@@ -90,6 +90,10 @@ bench-accuracy: $(STAMP)  ## agreement with transformers: logits and greedy toke
 bench-serve: $(STAMP)  ## W1 to W5 over HTTP against a server of its own (ARGS="--repeat 3")
 	$(BIN)/python bench/local.py $(ARGS)
 
+.PHONY: bench-cpu-peers
+bench-cpu-peers: $(STAMP)  ## this engine against other servers on W1 to W5, found by URL (ARGS="--vllm URL --quick"; half an hour)
+	$(BIN)/python bench/cpu_peers.py $(ARGS)
+
 bench-overhead: $(STAMP)  ## what watching costs: everything on against everything off
 	$(BIN)/python -m bench.overhead $(ARGS)
 

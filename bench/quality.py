@@ -5,7 +5,10 @@
 Against float32 without quantization, on SmolLM2-135M: the mean negative log likelihood of a public-domain text
 (bench/texts/alice.txt, the beginning of "Alice's Adventures in Wonderland", Lewis Carroll, 1865), the share of its
 places where the most likely next token is the same, and the share of greedy tokens that are equal before the first
-difference, over 20 prompts. Agreement alone and in company: whether a row's logits are the same bits in both.
+difference, over 20 prompts.
+
+Alone and in company, within one mode: how many of the 20 prompts are answered with the same tokens alone as in a batch
+of all, and whether the logits of a prompt's rows and of a decode row are the same bits.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ class Quality:
     nll_more: float
     same_next: float
     same_greedy: float
-    alone_as_in_company: bool
+    same_answers_alone: int
+    same_bits_alone: bool
 
 
 def executor_of(dtype: str, quantization: str) -> TorchExecutor:
@@ -72,6 +76,20 @@ def answers_of(executor: TorchExecutor, prompts: list[list[int]], count: int) ->
     return [sequence.outputs for sequence in sequences]
 
 
+def same_bits_alone(executor: TorchExecutor, prompts: list[list[int]]) -> bool:
+    """Whether the first prompt has the same logits alone and beside the others: its rows, and the first decode row."""
+    found: list[torch.Tensor] = []
+    for company in (prompts[:1], prompts):
+        driver = ManualDriver(executor)
+        sequences = [driver.add(f"c{i}", prompt) for i, prompt in enumerate(company)]
+        batch = driver.batch([(sequence, len(sequence.tokens)) for sequence in sequences])
+        whole = executor.forward(batch, rows=list(range(PROMPT_TOKENS)))
+        driver.step([(sequence, len(sequence.tokens)) for sequence in sequences])
+        decode = executor.forward(driver.batch([(sequence, 1) for sequence in sequences]), rows=[0])
+        found.append(torch.cat((whole, decode)))
+    return torch.equal(*found)
+
+
 def measure(new_tokens: int) -> list[Quality]:
     """Every mode, in the order of MODES."""
     ids = load_tokenizer(packaged_gguf_path()).encode(TEXT.read_text("utf-8"))
@@ -84,7 +102,7 @@ def measure(new_tokens: int) -> list[Quality]:
         logits, answers = logits_of(executor, [ids]), answers_of(executor, prompts, new_tokens)
         nll = float(cross_entropy(logits[:-1], torch.tensor(ids[1:])))
         first = first or (nll, logits.argmax(-1), answers)
-        alone, company = logits_of(executor, prompts[:1]), logits_of(executor, prompts)[:PROMPT_TOKENS]
+        alone = [answers_of(executor, [prompt], new_tokens)[0] for prompt in prompts]
         found.append(
             Quality(
                 mode=dtype if quantization == "none" else quantization,
@@ -92,7 +110,8 @@ def measure(new_tokens: int) -> list[Quality]:
                 nll_more=nll / first[0] - 1,
                 same_next=float((logits.argmax(-1) == first[1]).float().mean()),
                 same_greedy=_same(answers, first[2]) / (new_tokens * PROMPTS),
-                alone_as_in_company=torch.equal(alone, company),
+                same_answers_alone=sum(one == other for one, other in zip(alone, answers, strict=True)),
+                same_bits_alone=same_bits_alone(executor, prompts),
             )
         )
         executor.close()
@@ -118,11 +137,12 @@ def main() -> None:
         for row in rows:
             print(json.dumps({"bench": "quality", "torch": torch.__version__, **row}))
         return
-    print(f"{'mode':<12}{'nll':>9}{'more':>9}{'same next':>12}{'same greedy':>13}  alone as in company")
+    print(f"{'mode':<12}{'nll':>9}{'more':>9}{'same next':>12}{'same greedy':>13}{'alone as in company':>21}  bits")
     for row in rows:
         print(
             f"{row['mode']:<12}{row['nll']:>9.4f}{row['nll_more']:>9.2%}{row['same_next']:>12.3f}"
-            f"{row['same_greedy']:>13.3f}  {'yes' if row['alone_as_in_company'] else 'no'}"
+            f"{row['same_greedy']:>13.3f}{row['same_answers_alone']:>15} of {PROMPTS}  "
+            f"{'same' if row['same_bits_alone'] else 'differ'}"
         )
 
 

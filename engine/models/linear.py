@@ -80,7 +80,7 @@ class Linear:
         rows, largest = len(x), self._row_counts[0]
         if rows <= largest:
             return self._filled_up(x)
-        return torch.cat([self._filled_up(part) for part in x.split(largest)])
+        return torch.cat([self._filled_up(x[start : start + largest]) for start in range(0, rows, largest)])
 
     def _filled_up(self, x: torch.Tensor) -> torch.Tensor:
         rows = len(x)
