@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+from array import array
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from telemetry.export.source import feed
 from telemetry.observe import Value
 from telemetry.read_model import NotStarted, ReadModel
 from telemetry.recorded import RecordedSource, Recording
+from telemetry.recorded_states import UNCOLLECTED, RecordedClock, kept, restored
+from telemetry.request_timeline import RequestTimeline
 from telemetry.schema import LineUnion
 
 JOURNAL = Path(__file__).parent / "data" / "cookbook.jsonl.gz"
@@ -93,6 +98,50 @@ def test_a_kept_state_holds_no_events(recording: Recording) -> None:
     assert b"StepPlanned" not in recording._states[-1][1]
 
 
+@pytest.mark.parametrize("step", [3, 200, 600])
+def test_a_request_of_a_kept_state_is_the_same_in_every_field_and_shares_none(
+    recording: Recording, events: list[AnyEvent], step: int
+) -> None:
+    """Only what differs from a fresh request is written: a field that is left out must come back all the same."""
+    clock = RecordedClock()
+    model = ReadModel(clock=clock, expects_responses=True)
+    for event in events[: recording.events_until(recording.at_step(step))]:
+        clock.t_ns = event.t_ns
+        model.emit(event)
+    back = restored(kept(model, clock), recording.event_of, clock)
+    for before, after in ((model.tracker.live, back.tracker.live), (model.finished, back.finished)):
+        assert list(after) == list(before)
+        for rid, request in after.items():
+            for name in RequestTimeline.__slots__:
+                own, kept_one = getattr(before[rid], name), getattr(request, name)
+                assert type(kept_one) is type(own), name
+                if name in {"chunks", "held"}:
+                    assert len(kept_one) == len(own), name
+                else:
+                    assert kept_one == own, name
+                assert not isinstance(own, deque) or kept_one.maxlen == own.maxlen, name
+    containers = [
+        id(value)
+        for request in back.tracker.live.values()
+        for value in (getattr(request, name) for name in RequestTimeline.__slots__)
+        if isinstance(value, list | dict | deque | array)
+    ]
+    assert containers
+    assert len(set(containers)) == len(containers)
+
+
+def test_what_is_made_uncollected_is_old_when_collections_go_on() -> None:
+    """Else the next one would go through a whole restored model, and hold up the step of a recording."""
+    assert gc.isenabled()
+    with UNCOLLECTED:
+        assert not gc.isenabled()
+        made = [[number] for number in range(2_000)]
+    assert gc.isenabled()
+    young = {id(each) for generation in (0, 1) for each in gc.get_objects(generation)}
+    assert not young & {id(each) for each in made}
+    assert gc.get_freeze_count() == 0, "nothing is kept from collections for good"
+
+
 def test_kept_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "SPACING", 20)
     monkeypatch.setattr(recorded, "MAX_STATES", 6)
@@ -132,9 +181,9 @@ def test_a_torn_journal_is_shown_up_to_its_end_with_a_note(tmp_path: Path) -> No
 def test_a_journal_that_was_cut_at_a_whole_line_is_shown_with_a_note(tmp_path: Path) -> None:
     lines = gzip.decompress(JOURNAL.read_bytes()).splitlines(keepends=True)
     notes = []
-    for kept in (lines, lines[:400]):
-        path = tmp_path / f"{len(kept)}.jsonl"
-        path.write_bytes(b"".join(kept))
+    for part in (lines, lines[:400]):
+        path = tmp_path / f"{len(part)}.jsonl"
+        path.write_bytes(b"".join(part))
         notes.append(" ".join(Recording(path, in_background=False).progress().notes))
     assert ["no clean end" in note for note in notes] == [False, True]
 
