@@ -8,6 +8,7 @@ server that was not let finish what it had accepted).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -33,6 +34,8 @@ from telemetry.sim.commands import SimCommand, SweepCommand, TuneCommand, Whatif
 USAGE_STATUS = 2
 #: Refusals of a name as such, wherever it is first looked at.
 _BAD_NAMES = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
+#: There is no room where it writes, be that a file or what it prints to.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOST_SHOWN = 80
 
 #: Live and finished requests of an engine among which a shortened id is looked up: as many as it tells at once.
@@ -54,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"admitscope {importlib.metadata.version('admitscope')}")
         return 0
     try:
-        return run(parse(words))
+        status = run(parse(words))
+        sys.stdout.flush()  # here a full disk is told of in a sentence; at the exit Python would show its own
+        return status
     except AdmitscopeError as error:
         for line in str(error).splitlines():
             print(f"admitscope: {line}", file=sys.stderr)
@@ -69,9 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        if error.errno not in _BAD_NAMES:
+        if error.errno not in _BAD_NAMES | _FULL:
             raise
-        name = str(error.filename)
+        if error.errno in _FULL:
+            with contextlib.suppress(OSError):
+                sys.stdout.close()  # or what is still to be printed fails once more at the exit
+        name = "its output" if error.filename is None else str(error.filename)
         shown = name if len(name) <= _MOST_SHOWN else f"{name[:_MOST_SHOWN]}… ({len(name)} characters)"
         print(f"admitscope: {shown}: {error.strerror}", file=sys.stderr)
         return USAGE_STATUS

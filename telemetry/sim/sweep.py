@@ -146,17 +146,23 @@ def sweep(command: SweepCommand, progress: Meter, *, version: str = "") -> Sweep
         raise UsageError(f"{command.trace}: no request is in it; there is nothing to simulate")
     progress.phase("simulating", total * len(loads))
     points: list[Point] = []
+    lowest: Figures = {}
     violations, estimator = 0, Estimator(plan.cost)
     for number, load in enumerate(loads):
-        progress.say(f"{command.by.replace('_', ' ')} {load:g}")
+        progress.say(f"{command.by.replace('_', ' ')} {plainly(load)}")
         trial, queue = _trial(command, plan, load, progress, before=number * total, version=version)
         figures = trial.figures()
-        lowest: Figures = points[0].model_dump() if points else figures
+        lowest = lowest or figures  # as measured: rounded, a load could exceed what it is equal to
         points.append(_point(load, trial, queue, figures, limits=limits, lowest=lowest, is_open=_is_open(command)))
         violations += trial.violations
         estimator = trial.estimator
     notes = [*plan.notes, *(gaps_of(source) if isinstance(source, JournalWorkload) else [])]
-    lowest = points[0].model_dump()
+    notes += [
+        f"--at-most {one.measure}={one.factor:g}x was not judged: no request has that time at the lowest load"
+        for one in limits
+        if one.most(lowest) is None
+    ]
+    limits = tuple(one for one in limits if one.most(lowest) is not None)
     return SweepResult(
         workload=plan.workload.name,
         by=command.by,
@@ -164,7 +170,7 @@ def sweep(command: SweepCommand, progress: Meter, *, version: str = "") -> Sweep
         policy=plan.config.scheduler.schedule_policy.value,
         requests=total,
         limits=tuple(limit.words(lowest) for limit in limits),
-        kept_to=_kept_to(points) if limits else None,
+        kept_to=_kept_to(points) if limits and _any_served(points) else None,
         sentence=sentence_of(command.by, points, limits),
         points=tuple(points),
         cost=cost_used(estimator),
@@ -232,8 +238,14 @@ def _kept_to(points: list[Point]) -> float | None:
     return kept
 
 
+def _any_served(points: list[Point]) -> bool:
+    return any(point.served for point in points)
+
+
 def sentence_of(by: str, points: list[Point], limits: tuple[Limit, ...]) -> str:
     """What the sweep found, in one sentence."""
+    if not _any_served(points):
+        return "No request ended by itself at any of these loads: there is nothing to tell of them."
     if not limits:
         return _growth(by, points)
     lowest: Figures = points[0].model_dump()
@@ -242,12 +254,12 @@ def sentence_of(by: str, points: list[Point], limits: tuple[Limit, ...]) -> str:
     if first is None:
         return f"It keeps {words} at every load tried, up to {amount(by, points[-1].load)}."
     broken = " and ".join(f"{MEASURES[name]} is {duration(getattr(first, name))}" for name in first.exceeded)
-    again = [f"{point.load:g}" for point in points if point.load > first.load and not point.exceeded]
+    again = [plainly(point.load) for point in points if point.load > first.load and not point.exceeded]
     more = f" Kept again at {', '.join(again)}: what is between them is not smooth." if again else ""
     kept = _kept_to(points)
     if kept is None:
         return f"Not even at {amount(by, first.load)} does it keep {words}: there {broken}.{more}"
-    return f"Up to {amount(by, kept)} it keeps {words}. At {first.load:g}, {broken}.{more}"
+    return f"Up to {amount(by, kept)} it keeps {words}. At {plainly(first.load)}, {broken}.{more}"
 
 
 def _growth(by: str, points: list[Point]) -> str:
@@ -256,7 +268,7 @@ def _growth(by: str, points: list[Point]) -> str:
         f"{MEASURES[name]} goes from {_value(name, least)} to {_value(name, most)}"
         for name in ("ttft_p50", "ttft_p99", "tbt_p99", THROUGHPUT)
     ]
-    return f"From {least.load:g} to {amount(by, most.load)}, {', '.join(parts)}."
+    return f"From {plainly(least.load)} to {amount(by, most.load)}, {', '.join(parts)}."
 
 
 def _value(name: str, point: Point) -> str:
@@ -269,4 +281,9 @@ def _value(name: str, point: Point) -> str:
 def amount(by: str, load: float) -> str:
     """A load with its unit."""
     unit = _UNITS[by]
-    return f"{load:g} {_ONE.get(by, unit) if load == 1 else unit}"
+    return f"{plainly(load)} {_ONE.get(by, unit) if load == 1 else unit}"
+
+
+def plainly(load: float) -> str:
+    """A load as it was typed: a million clients is no 1e+06, and two loads are told apart."""
+    return f"{load:.12g}"

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from telemetry.sim.report import cost_lines, duration
 from telemetry.sim.svg import HEIGHT, WIDTH, Row, data, write
-from telemetry.sim.sweep import Point, SweepResult
+from telemetry.sim.sweep import Point, SweepResult, plainly
 
 _HEADS = {"rate_scale": "times as fast", "rate": "requests/s", "concurrency": "clients"}
 #: Lines of the picture, above; throughput has an axis of its own below.
@@ -33,7 +33,7 @@ def show_sweep(result: SweepResult, console: Console) -> None:
     if result.limits:
         say("! exceeds a limit")
     say("waiting: the queue on average over time; a wide terminal shows more, --json all")
-    outside = [f"{point.load:g}" for point in result.points if point.share_outside > 0.05]
+    outside = [plainly(point.load) for point in result.points if point.share_outside > 0.05]
     if outside and result.cost.is_measured:
         say(f"more than 5 % of the time in steps larger than any fitted one at: {', '.join(outside)}")
     for line in (*cost_lines(result.cost), *result.notes):
@@ -64,7 +64,7 @@ def _number(value: float | None) -> str:
 
 #: Head and cell. The first of them fit into eighty characters.
 _COLUMNS: Final[tuple[tuple[str, Callable[[Point], str]], ...]] = (
-    ("", lambda point: f"{'! ' if point.exceeded else ''}{point.load:g}"),
+    ("", lambda point: f"{'! ' if point.exceeded else ''}{plainly(point.load)}"),
     ("served/s", lambda point: _number(point.served_per_s)),
     ("tokens/s", lambda point: _number(point.throughput)),
     ("TTFT p50", lambda point: duration(point.ttft_p50)),

@@ -79,6 +79,15 @@ def test_a_reader_that_has_seen_enough_is_no_fault(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is a thing of Linux")
+def test_output_that_has_no_room_is_told_in_a_sentence() -> None:
+    recorded = Path(__file__).parent / "data" / "explained.jsonl.gz"
+    words = [sys.executable, "-m", "telemetry.cli", "explain", str(recorded), "r9", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "admitscope: its output: No space left on device\n")
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 

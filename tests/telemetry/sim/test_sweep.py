@@ -12,7 +12,7 @@ from engine.scheduler.plan import StepKind
 from telemetry.cli import main
 from telemetry.sim.objectives import limits_of
 from telemetry.sim.results import SimResult
-from telemetry.sim.sweep import Point, SweepResult, _kept_to, _Queue, sentence_of
+from telemetry.sim.sweep import Point, SweepResult, _kept_to, _Queue, amount, sentence_of
 from tests.telemetry.sim.recordings import config_of, cost_file, record
 
 TRACE = ("azure-conv", "--limit", "60", "--cost", "h200-8b")
@@ -31,7 +31,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def point(load: float, ttft_p99: float, *exceeded: str) -> Point:
     names = (name for name, field in Point.model_fields.items() if field.is_required())
     return Point.model_validate(
-        {**dict.fromkeys(names, 0), "load": load, "ttft_p99": ttft_p99, "exceeded": exceeded, "offered_per_s": None}
+        {**dict.fromkeys(names, 0), "served": 1, "load": load, "ttft_p99": ttft_p99, "exceeded": exceeded}
     )
 
 
@@ -66,6 +66,37 @@ def test_a_limit_may_be_a_multiple_of_the_lowest_load(capsys: pytest.CaptureFixt
     low, high = result.points
     assert (result.kept_to, high.exceeded) == (1, ("ttft_p50",))
     assert (high.ttft_p50 or 0) > 1.5 * (low.ttft_p50 or 0)
+
+
+def azure(folder: Path, *lengths: tuple[int, int]) -> str:
+    """A trace of requests that all come at once."""
+    rows = (f"2023-11-16 18:15:46.6805900,{prompt},{output}\n" for prompt, output in lengths)
+    file = folder / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows), encoding="utf-8")
+    return str(file)
+
+
+def test_a_load_keeps_a_limit_that_is_its_own_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounded to four digits, the lowest load's time would be below what the next one, its equal, measures."""
+    words = ("--cost", "h200-8b", "--rate-scale", "2,400", "--at-most", "ttft_p99=1x", "--at-most", "tbt_p99=1x")
+    result = sweep(capsys, azure(tmp_path, (374, 1), (396, 1)), *words)
+    assert (result.kept_to, [one.exceeded for one in result.points]) == (400, [(), ()])
+    assert result.limits == ("TTFT p99 at most 33.33 ms",), "answers of one token have no time between tokens"
+    assert result.notes[-1] == "--at-most tbt_p99=1x was not judged: no request has that time at the lowest load"
+    assert result.sentence.startswith("It keeps TTFT p99 at most 33.33 ms at every load tried")
+
+
+def test_where_nobody_is_served_no_limit_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--cost", "h200-8b", "--rate", "2,400", "--set", "num_pages=2", "--at-most", "ttft_p99=1s")
+    result = sweep(capsys, azure(tmp_path, (37_400, 1)), *words)
+    assert (result.kept_to, [one.refused for one in result.points]) == (None, [1, 1])
+    assert result.sentence == "No request ended by itself at any of these loads: there is nothing to tell of them."
+
+
+def test_loads_are_written_as_they_were_typed() -> None:
+    assert amount("concurrency", 1_048_575) == "1048575 clients"
+    assert amount("rate", 0.25) == "0.25 requests a second"
+    assert amount("rate_scale", 1e-6) == "1e-06 times as fast as recorded"
 
 
 def test_loads_between_which_it_is_not_smooth_are_told() -> None:
