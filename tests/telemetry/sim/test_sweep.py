@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from engine.events import RequestArrived, StepCompleted, StepTimes
-from engine.scheduler.plan import StepKind
+from engine.events import RequestArrived, StepCompleted
+from engine.scheduler.plan import StepKind, StepTimes
 from telemetry.cli import main
 from telemetry.sim.objectives import limits_of
 from telemetry.sim.results import SimResult
