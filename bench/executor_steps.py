@@ -1,6 +1,6 @@
 """Milliseconds per executor step: decode of 1, 8 and 32 rows, prefill of 256 and 512 tokens.
 
-    python bench/executor_steps.py [--model PATH] [--dtype float32] [--quantization int8] [--context 300] [--profile]
+    python bench/executor_steps.py [--model PATH] [--dtype auto] [--quantization int8] [--context 300] [--profile]
 
 Prints a table and one JSON line with the machine named. Medians; the best of a quiet machine is what counts.
 """
@@ -70,7 +70,7 @@ def prefill_ms(executor: TorchExecutor, *, tokens: int, prefix: int, steps: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=None, help="GGUF file or folder (default: packaged SmolLM2)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--quantization", choices=("none", "int8", "int8-fast"), default="none")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--context", type=int, default=300, help="context of decode rows, in tokens")

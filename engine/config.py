@@ -156,9 +156,9 @@ class ExecutorConfig(_Frozen):
     kind: Literal["torch", "simulated"] = "torch"
     """`torch` runs the model; `simulated` answers made-up tokens under the real scheduler."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs. `cuda` asks for a torch with CUDA, and for its own `dtype` and `attention_backend`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of weights and K/V."""
+    """Where the model runs. `cuda` asks for a torch with CUDA, and for its own `attention_backend`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of weights and K/V. `auto`: bfloat16 on a GPU and on processors with AMX, else float32."""
     quantization: Literal["none", "int8", "int8-fast"] = "none"
     """Of the linear layers' weights: `int8` keeps about 16 bits of activations, `int8-fast` 8."""
     attention_backend: Literal["cpu", "reference", "flashinfer"] = "cpu"
@@ -187,7 +187,7 @@ class ExecutorConfig(_Frozen):
             return self
         if self.attention_backend == "cpu":
             raise ValueError(f"{attention} contradicts executor.device=cuda: use flashinfer, or reference to compare")
-        if self.attention_backend == "flashinfer" and self.dtype != "bfloat16":
+        if self.attention_backend == "flashinfer" and self.dtype == "float32":
             raise ValueError(f"executor.dtype={self.dtype} is not for {attention}: its kernels take bfloat16")
         if self.quantization != "none":
             raise ValueError(

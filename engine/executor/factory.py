@@ -34,8 +34,9 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
     """Load the model and allocate its K/V memory. `executor.threads` sets torch's threads for the whole process."""
     import torch
 
+    from engine.executor.numeric_type import numeric_type
     from engine.executor.torch_executor import TorchExecutor
-    from engine.models.loader import DTYPES, load_model
+    from engine.models.loader import load_model
     from engine.models.packaged import model_name, packaged_gguf_path
 
     if config.executor.threads is not None:
@@ -45,7 +46,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
         from engine.attention.device import CudaRuntime
 
         return build_gpu_executor(config, path, CudaRuntime())
-    dtype = DTYPES[config.executor.dtype]
+    dtype = numeric_type(config.executor)
     model = load_model(path, dtype=dtype, quantization=config.executor.quantization)
     context = _context(config, model.config)
     num_pages = pool_pages(config, model.config, itemsize=dtype.itemsize)

@@ -26,9 +26,10 @@ from engine.executor.gpu_memory import (
     out_of_memory,
 )
 from engine.executor.manual import ManualDriver
+from engine.executor.numeric_type import numeric_type
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.models.llama import LlamaModel
-from engine.models.loader import DTYPES, load_model
+from engine.models.loader import load_model
 from engine.sampling_params import SamplingParams
 
 #: Elements of a head that FlashInfer's FA2 kernels are compiled for.
@@ -48,7 +49,7 @@ class GpuStart:
     def load(self, path: Path) -> LlamaModel:
         """The model, on the device."""
         with self._told("loading the weights"):
-            return load_model(path, dtype=DTYPES[self._config.executor.dtype], device=self._runtime.device)
+            return load_model(path, dtype=numeric_type(self._config.executor), device=self._runtime.device)
 
     def build(self, model: LlamaModel, *, name: str, context: int, num_pages: int | None) -> TorchExecutor:
         """An executor for requests of up to `context` tokens. `num_pages` None: as many pages as memory holds.

@@ -123,6 +123,11 @@ def _cost(counts: Sequence[int]) -> int:
     return total
 
 
+def packs(dtype: torch.dtype) -> bool:
+    """Whether this build of torch has a layout of its own for matrices of this type."""
+    return _pack(torch.zeros(16, 32, dtype=dtype)) is not None
+
+
 def _pack(weight: torch.Tensor) -> Any:
     """The weight in oneDNN's layout, or None when this build of torch cannot: packing is not a public interface."""
     if weight.device.type != "cpu":

@@ -38,7 +38,7 @@ def config(path: Path, **sections: Any) -> EngineConfig:
 
 
 def test_a_gguf_file_becomes_an_executor_that_answers(gguf_path: Path) -> None:
-    executor = build_executor(config(gguf_path, cache={"num_pages": 20}))
+    executor = build_executor(config(gguf_path, cache={"num_pages": 20}, executor={"dtype": "float32"}))
     info = executor.info()
     assert isinstance(executor, TorchExecutor)
     assert (info.model, info.num_pages, info.page_size, info.max_context_tokens) == ("Tiny-1M", 20, 16, 128)
