@@ -14,7 +14,7 @@ import numpy as np
 from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.frames import page_bytes
-from dashboard.frames_latency import with_order
+from dashboard.frames_latency import plain, with_order
 from dashboard.words import mark, t
 from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, PassRow, QueueAnswer, QueueEntry, TailShare
 
@@ -62,7 +62,15 @@ def _longest(queue: QueueAnswer | None) -> Answer:
     return head, why, {"view": "requests", "list": "live", "rid": entry.rid}
 
 
-#: What a policy orders by, as `PassRow.order_key` names it, of two requests.
+#: What a policy orders by, as `PassRow.order_key` names it, of the later request: nobody looked at the other yet.
+_FIRST: Final = {
+    "cached_tokens": mark("cached prefix {other} tok of {rid}"),
+    "uncached_tokens": mark("to compute {other} tok of {rid}"),
+    "max_new_tokens": mark("max_tokens {other} of {rid}"),
+    "priority": mark("priority {other} of {rid}"),
+}
+
+#: The same of both.
 _COMPARED: Final = {
     "cached_tokens": mark("cached prefix {own} against {other} tok of {rid}"),
     "uncached_tokens": mark("to compute {own} against {other} tok of {rid}"),
@@ -84,7 +92,7 @@ def _overtaken(entry: QueueEntry) -> str:
     last = entry.overtaker
     if last is not None and last.policy:
         said += " " + t("by policy {policy}", policy=last.policy)
-        words = _COMPARED.get(last.order_key)
+        words = (_FIRST if last.own_key is None else _COMPARED).get(last.order_key)
         if words is not None:
             both = {"own": f.tokens(last.own_key), "other": f.tokens(last.key), "rid": f.short_rid(last.rid)}
             said += f" ({t(words, **both)})"
@@ -152,13 +160,20 @@ def _causes(rows: Sequence[PassRow]) -> tuple[list[_End], list[_End]]:
 def _queueing(breakdown: LatencyBreakdown | None) -> Answer:
     go = {"view": "latency"}
     tail = _tail(breakdown)
-    if tail is None or tail.ttft_ns <= 0:
+    if breakdown is None or tail is None or tail.ttft_ns <= 0:
         return t("Not known before the first response."), "", go
     queued = tail.parts_ns.get("queue", 0)
-    rest = t("of {time} at p99 (the slowest {n})", time=f.duration(tail.ttft_s), n=f.count(tail.count))
+    rest = t(
+        "of {time} at p99 of the last {window} (the slowest {n})",
+        time=f.duration(tail.ttft_s),
+        window=plain(breakdown.window_s),
+        n=f.count(tail.count),
+    )
     blocker, most_ns = max(tail.blockers_ns.items(), key=lambda item: item[1], default=("", 0))
     if most_ns and queued:
         rest += "; " + t("most of the wait: {blocker}", blocker=with_order(blocker, tail.order_ns))
+    if tail.waiting_longer:
+        rest += "; " + t("{n} wait longer than that for their first token", n=f.count(tail.waiting_longer))
     return f"{f.share(queued, tail.ttft_ns)}", rest, go
 
 

@@ -191,11 +191,13 @@ class Viewer:
         recording = self.recording
         if recording is not None:
             return recording.detail(rid, self.at, self.language)
-        frozen = st.session_state.get("frozen_detail")
-        if self.is_paused and isinstance(frozen, Detail) and (frozen.rid, frozen.lang) == (rid, self.language):
-            return frozen
+        frozen: dict[tuple[str, str], Detail] = st.session_state.get("frozen_detail") or {}
+        key = (rid, self.language)
+        if self.is_paused and key in frozen:
+            return frozen[key]
         found = self._feed.detail(rid, self.language, max_age_s=0.7 * self.interval_s)
-        st.session_state["frozen_detail"] = found if self.is_paused else None
+        kept = list(frozen.items())[-_MAX_FROZEN + 1 :]
+        st.session_state["frozen_detail"] = {**dict(kept), key: found} if self.is_paused else None
         return found
 
     def ask(self, *key: object, question: Callable[[Source], _T | None]) -> Asked[_T]:

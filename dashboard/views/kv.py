@@ -12,7 +12,7 @@ from dashboard.component_tree import tree_explorer
 from dashboard.feed import Look
 from dashboard.page_map import page_map_data
 from dashboard.session import Viewer, natural
-from dashboard.views.parts import choice, legend, read_later, waiting_for_engine
+from dashboard.views.parts import choice, legend, page_fact, read_later, waiting_for_engine
 from dashboard.words import mark, t
 from telemetry.observe import PageFact, PageMap, PoolAnswer, TreeAnswer
 
@@ -61,7 +61,7 @@ def _map(viewer: Viewer, pages: PageMap, tree: TreeAnswer | None) -> None:
     if chosen is None:
         st.caption(t("No page is chosen."))
         return
-    found = viewer.ask("page", chosen, question=lambda source: source.page(chosen))
+    found = page_fact(viewer, chosen)
     if found.value is None:
         st.caption(found.error or t("The pool has no page {page}.", page=f.count(chosen)))
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from dashboard import charts, frames, tables
@@ -9,7 +11,7 @@ from dashboard.answers import answer_lines
 from dashboard.components import answers, live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
-from dashboard.views.parts import fitting, legend, request_story, waiting_for_engine
+from dashboard.views.parts import fitting, legend, page_fact, request_story, waiting_for_engine
 from dashboard.words import mark, t
 from telemetry.observe import LatencyAnswer, QueueAnswer
 
@@ -25,12 +27,25 @@ def show(viewer: Viewer, look: Look) -> None:
     if look.queue is None or look.latency is None:
         waiting_for_engine(viewer, look.error)
         return
-    answers(answer_lines(look), viewer.colours, key="answers", on_go=viewer.follow)
+    lines = answer_lines(look)
+    _ask_ahead(viewer, lines)
+    answers(lines, viewer.colours, key="answers", on_go=viewer.follow)
     left, right = st.columns([1.9, 1], gap="medium")
     with left:
         _queue(viewer, look.queue)
     with right:
         _latency(viewer, look.latency)
+
+
+def _ask_ahead(viewer: Viewer, lines: list[dict[str, Any]]) -> None:
+    """While paused, ask at once for what the answers lead to: read later, it would contradict them."""
+    if not viewer.is_paused:
+        return
+    for go in (line["go"] for line in lines):
+        if "rid" in go:
+            viewer.detail(go["rid"])
+        if "page" in go:
+            page_fact(viewer, go["page"])
 
 
 def _queue(viewer: Viewer, queue: QueueAnswer) -> None:

@@ -9,11 +9,12 @@ from html import escape
 import streamlit as st
 
 from dashboard import formats as f
+from dashboard.feed import Asked
 from dashboard.session import Viewer, box_key, on_box
 from dashboard.tables import Table
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
-from telemetry.observe import Head
+from telemetry.observe import Head, PageFact
 
 
 def legend(items: list[tuple[str, str, str]], *, shape: str = "box") -> None:
@@ -56,6 +57,11 @@ def choice_of(viewer: Viewer, name: str, options: Mapping[str, str], *, unless_c
     """What `choice` of the same words stands at, without drawing it."""
     chosen = viewer.selection(name)
     return chosen if chosen is not None and chosen in options else unless_chosen or next(iter(options))
+
+
+def page_fact(viewer: Viewer, page: int) -> Asked[PageFact]:
+    """Who holds one page; the same question wherever it is asked."""
+    return viewer.ask("page", page, question=lambda source: source.page(page))
 
 
 def read_later(viewer: Viewer, answer: Head) -> None:

@@ -208,6 +208,8 @@ def _answer(viewer: Viewer, ask: Ask) -> None:
             ", ".join(f"{name}={value}" for name, value in ask.settings),
             t("Press Compare to simulate both."),
         )
+        # The form's own button may be below the screen's end.
+        st.button(t("Compare"), key="whatif_compare_link", type="primary", on_click=_start, args=(ask,))
     elif standing.state == "running":
         _progress(ask)
     elif standing.result is not None:

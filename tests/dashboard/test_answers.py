@@ -130,7 +130,11 @@ def test_queueing_is_told_of_the_slowest_hundredth() -> None:
     )
     said = line(Look(breakdown=breakdown(tails=tails)), "queueing")
     assert said["head"] == "85\u00a0%"
-    assert said["rest"] == "of 3.20\u00a0s at p99 (the slowest 4); most of the wait: KV total"
+    told = "of 3.20\u00a0s at p99 of the last 10\u00a0min (the slowest 4); most of the wait: KV total"
+    assert said["rest"] == told
+    beyond = (tails[0], tails[1].model_copy(update={"waiting_longer": 12}))
+    said = line(Look(breakdown=breakdown(tails=beyond)), "queueing")
+    assert said["rest"] == f"{told}; 12 wait longer than that for their first token"
 
 
 def overtaken(**last: Any) -> o.QueueEntry:
@@ -142,6 +146,8 @@ def test_who_was_overtaken_is_told_by_how_many_under_which_rule_and_what_bounds_
     said = line(Look(queue=queue(overtaken(order_key="cached_tokens", key=512, own_key=0))), "longest")["rest"]
     assert "; 9 later requests overtook it in 4 passes by policy lpm (cached prefix 0 against 512 tok of b)" in said
     assert said.endswith("; max_overtakes, starvation_limit_s or schedule_policy=fcfs would change that")
+    unseen = overtaken(order_key="cached_tokens", key=512)
+    assert "policy lpm (cached prefix 512 tok of b); max" in line(Look(queue=queue(unseen)), "longest")["rest"]
     # A policy without a number to compare is named alone, and where no record has it, nobody is.
     assert "in 4 passes by policy random; max" in line(Look(queue=queue(overtaken(policy="random"))), "longest")["rest"]
     assert "in 4 passes; max" in line(Look(queue=queue(overtaken(policy=""))), "longest")["rest"]

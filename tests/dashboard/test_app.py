@@ -204,6 +204,27 @@ def test_fr_47_pause_freezes_every_panel_at_one_moment(
     assert at.session_state["frozen"] is None
 
 
+def test_while_paused_what_the_answers_lead_to_is_of_the_same_moment(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the map would give a page to one owner, and the sentence below it to another."""
+    at = page().run()
+    at.toggle(key="pause_box").set_value(True).run()
+    goes = {each["id"]: each["go"] for each in component(at, "answers")["lines"]}
+    step = engine.step
+    monkeypatch.setattr("dashboard.feed.Feed._is_fresh", lambda *_: False)
+    for _ in range(50):
+        engine.tick()
+    select(at, **goes["longest"]).run()
+    assert not at.exception
+    assert "the rest stands at step" not in "\n".join(each.value for each in at.caption)
+    select(at, **goes["owner"]).run()
+    assert not at.exception
+    assert at.session_state["frozen_asked"]["page", goes["owner"]["page"]].value.step == step
+    (kept,) = at.session_state["frozen_detail"].values()
+    assert kept.detail.step == step
+
+
 @pytest.mark.parametrize("view", ["now", "admission", "kv", "requests"])
 def test_every_view_of_a_fresh_engine_says_what_to_do(
     view: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

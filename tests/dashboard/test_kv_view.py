@@ -148,11 +148,11 @@ def test_each_page_is_told_with_holder_and_age(engine: FakeEngine) -> None:
 
 def test_what_is_only_sampled_says_so(engine: FakeEngine) -> None:
     laws = fake_kv.laws(engine)
-    said = {law.id: frames_laws.judged_words(law) for law in laws.laws}
+    said = {law.id: frames_laws.judged_words(law, laws, "engine") for law in laws.laws}
     assert said["INV-CHUNK-01"] == "every event"
     assert "sample" in said["INV-INDEX-01"]
     every = next(law for law in laws.laws if law.id == "INV-INDEX-01").model_copy(update={"audit_every": 10})
-    assert "every 10th audit" in frames_laws.judged_words(every)
+    assert "every 10th audit" in frames_laws.judged_words(every, laws, "engine")
 
 
 # -- the views -------------------------------------------------------------------------------------------------------

@@ -114,6 +114,13 @@ def test_a_smaller_chunk_is_compared_told_and_linked(page: Open) -> None:
     assert linked.session_state["selected"]["source"] == "what if, before"
 
 
+def test_a_link_that_was_never_compared_is_compared_by_the_button_beside_its_settings(page: Open) -> None:
+    at = page(whatif="scheduler.max_running_requests=8", first="10")
+    assert "Not compared yet" in said(at)
+    at.button(key="whatif_compare_link").click().run()
+    assert "8 instead of 16 rows" in said(answered(at))
+
+
 def test_a_stretch_of_the_run_is_compared_alone_and_stands_in_the_address(page: Open) -> None:
     at = page()
     field(at, "number_input", "scheduler.chunked_prefill_size").set_value(128)
