@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, silu
 
 from engine.attention.base import AttentionBackend
 from engine.models.linear import Linear
 from engine.models.llama_config import LlamaConfig
+from engine.models.norm import rms_norm
 from engine.models.quantized import Quantization, QuantizedLinear
 from engine.models.rope import rope_tables, rotate
 from engine.models.weights import LayerWeights, LlamaWeights
@@ -108,14 +109,14 @@ class LlamaModel:
         num_rows = len(token_ids)
         turned, width = heads + kv_heads, (heads + kv_heads) * dim
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
-        norm_shape, eps = (config.hidden_size,), config.rms_norm_eps
+        eps = config.rms_norm_eps
         hidden = embedding(token_ids, self._embedding)
         last = len(self._layers) - 1
         for number, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
-            qkv = layer.qkv(rms_norm(hidden, norm_shape, layer.attention_norm, eps))
+            qkv = layer.qkv(rms_norm(hidden, layer.attention_norm, eps))
             qk = qkv[:, :width].view(num_rows, turned, dim)
             if layer.qk_norm is not None:
-                qk = rms_norm(qk, (dim,), None, eps).mul_(layer.qk_norm)
+                qk = rms_norm(qk, layer.qk_norm, eps)
             qk = rotate(qk, cos, sin)
             cache.k_slots.index_copy_(0, out_slots, qk[:, heads:])
             cache.v_slots.index_copy_(0, out_slots, qkv[:, width:].view(num_rows, kv_heads, dim))
@@ -127,9 +128,9 @@ class LlamaModel:
                 # From here on rows no longer meet: carry only those that are wanted.
                 mixed, hidden = mixed.index_select(0, rows), hidden.index_select(0, rows)
             hidden = layer.attention_out.add_to(hidden, mixed)
-            gate, up = layer.gate_up(rms_norm(hidden, norm_shape, layer.mlp_norm, eps)).chunk(2, dim=-1)
+            gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
             hidden = layer.down.add_to(hidden, silu(gate).mul_(up))
-        return self._lm_head(rms_norm(hidden, norm_shape, self._final_norm, eps))
+        return self._lm_head(rms_norm(hidden, self._final_norm, eps))
 
 
 def quantized_or_not(
