@@ -36,7 +36,7 @@ FLAGS = [
 ]
 
 #: Generous: a shared machine may be slow, and nothing here measures speed.
-PATIENCE_MS = int(os.environ.get("ADMITSCOPE_PATIENCE_MS", "20000"))
+PATIENCE_MS = int(os.environ.get("ADMITSCOPE_PATIENCE_MS", "45000"))
 
 
 def free_port() -> int:
@@ -74,7 +74,7 @@ def streamlit(engine_url: str, log: Path, *, journals: Sequence[Path] = (), word
 
 
 def _wait_until_served(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(600):
+    for _ in range(1200):
         if process.poll() is not None:
             raise RuntimeError(f"streamlit ended with {process.returncode}: {log.read_text()[-2000:]}")
         with contextlib.suppress(OSError), urlopen(url, timeout=1) as answer:

@@ -29,7 +29,7 @@ class Received:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_for(self, enough: Callable[[list[Span]], bool], timeout_s: float = 30.0) -> list[Span]:
+    def wait_for(self, enough: Callable[[list[Span]], bool], timeout_s: float = 60.0) -> list[Span]:
         """The spans received, once `enough` says so."""
         deadline = time.monotonic() + timeout_s
         while not enough(self.spans):

@@ -286,7 +286,7 @@ def test_gaps_are_between_events() -> None:
 # --- children ---------------------------------------------------------------------------------------------------------
 
 
-def _until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+def _until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     """Wait for a condition; the time is a bound for a broken machine, not a measurement."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

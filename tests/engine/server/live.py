@@ -32,7 +32,7 @@ from engine.text.stops import stop_watchers
 from engine.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from invariants.checker import InvariantChecker
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def until(condition: Callable[[], Any], what: str = "condition") -> None:
