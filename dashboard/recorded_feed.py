@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 from dashboard.feed import ASKS, Asked, Detail, Look
 from dashboard.words import ENGLISH, Lang
 from telemetry.client import Source
-from telemetry.recorded import Moment, Progress, RecordedSource, Recording
+from telemetry.recorded import Moment, Progress, Recording
+from telemetry.recorded_steps import RecordedSteps
 
 _A = TypeVar("_A")
 
@@ -28,7 +29,7 @@ class RecordedFeed:
 
     def __init__(self, path: Path) -> None:
         self.recording = Recording(path)
-        self._source = RecordedSource(self.recording)
+        self._steps = RecordedSteps(self.recording)
         self._lock = threading.Lock()
         self._looks: OrderedDict[tuple[int, frozenset[str]], Look] = OrderedDict()
         self._asked: OrderedDict[tuple[object, ...], Asked[Any]] = OrderedDict()
@@ -74,8 +75,8 @@ class RecordedFeed:
         moment = self.moment(at)
         if moment is None:
             return Detail(rid, 0.0, error=self.progress().error, lang=lang)
-        with self._lock, self._source as source:
-            source.seek(moment)
+        with self._lock:
+            source = self._steps.at(moment)
             return Detail(rid, 0.0, source.request(rid), source.explain(rid, lang), lang=lang)
 
     def ask(self, key: tuple[object, ...], question: Callable[[Source], _A | None], at: str | None) -> Asked[_A]:
@@ -87,20 +88,18 @@ class RecordedFeed:
         with self._lock:
             known: Asked[_A] | None = self._asked.get(place)
             if known is None:
-                with self._source as source:
-                    source.seek(moment)
-                    known = self._asked[place] = Asked(0.0, question(source))
+                known = self._asked[place] = Asked(0.0, question(self._steps.at(moment)))
             while len(self._asked) > _MAX_ASKED:
                 self._asked.popitem(last=False)
             return known
 
     def _taken(self, parts: frozenset[str], moment: Moment) -> Look:
-        with self._source as source:
-            source.seek(moment)
-            status = source.status()
-            answers = {part: ASKS[part](source) for part in parts}
+        source = self._steps.at(moment)
+        status = source.status()
+        answers = {part: ASKS[part](source) for part in parts}
         return Look(contact_wall_s=status.t_wall_s, moment=moment, held=parts, status=status, **answers)
 
     def close(self) -> None:
         """Read no further."""
+        self._steps.close()
         self.recording.close()
