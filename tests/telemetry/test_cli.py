@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import importlib.metadata
+import os
 import subprocess
 import sys
 import threading
@@ -86,6 +87,17 @@ def test_output_that_has_no_room_is_told_in_a_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (2, "admitscope: its output: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "gbk"])
+def test_a_terminal_that_lacks_a_letter_is_shown_its_number(encoding: str) -> None:
+    recorded = Path(__file__).parent / "data" / "explained.jsonl.gz"
+    words = [sys.executable, "-m", "telemetry.cli", "explain", str(recorded), "r9", "--lang", "zh"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(words, env=environment, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    first = done.stdout.decode(encoding).splitlines()[0]
+    assert ("请求 r9" if encoding == "gbk" else r"\u8bf7\u6c42 r9") in first
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
