@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from engine.attention.device import DeviceRuntime
     from engine.executor.torch_executor import TorchExecutor
     from engine.models.llama_config import LlamaConfig
+
+#: Entries of an embedding from which on a model's weights are worth huge pages: they no longer fit into any cache.
+_LARGE: Final = 8 * 1024 * 1024
 
 
 def build_executor(config: EngineConfig) -> Executor:
@@ -34,6 +37,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
     """Load the model and allocate its K/V memory. `executor.threads` sets torch's threads for the whole process."""
     import torch
 
+    from engine.executor.huge_pages import ask_for_huge_pages
     from engine.executor.numeric_type import numeric_type
     from engine.executor.torch_executor import TorchExecutor
     from engine.models.loader import load_model
@@ -51,7 +55,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
     context = _context(config, model.config)
     num_pages = pool_pages(config, model.config, itemsize=dtype.itemsize)
     try:
-        return TorchExecutor(
+        executor = TorchExecutor(
             model,
             name=config.model.name or model_name(path),
             page_size=config.cache.page_size,
@@ -63,6 +67,9 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
         if "allocate memory" not in str(error):
             raise
         raise ConfigError(_too_big(config, num_pages, model.config.kv_bytes_per_token(dtype.itemsize))) from error
+    if model.config.vocab_size * model.config.hidden_size >= _LARGE:
+        ask_for_huge_pages()
+    return executor
 
 
 def build_gpu_executor(
