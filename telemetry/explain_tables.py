@@ -26,6 +26,8 @@ def explain_tables(folder: Path, rid: str, lang: Lang = ENGLISH) -> tuple[Explan
     ConfigError where Parquet files cannot be read here.
     """
     tables = TableEvents(folder)
+    # Without them a wait of many passes would be told as a wait for the first.
+    tables.need("steps", "it cannot be told what a request waited for")
     try:
         explanation = explain_records(_records(tables), rid, lang)
     except UnknownRequest as error:

@@ -120,6 +120,11 @@ class TableEvents(TableRecording):
                 hear(event)
         return self.lacks()
 
+    def need(self, table: str, why: str) -> None:
+        """Raise JournalError where there is no file of `table`; `why` says what cannot be told then."""
+        if not self._of_engine(table):
+            raise JournalError(f"{self.path}: no file of {table}: {why}; export the journal anew")
+
     def lacks(self) -> list[str]:
         """What these tables cannot show, in sentences."""
         notes = list(self.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,10 @@ def test_one_table_alone_is_no_run(tables: Path, capsys: pytest.CaptureFixture[s
     file = next((tables / "steps").glob("*.parquet"))
     assert main(["explain", str(file), "r9"]) == 2
     assert f"give the folder of all of them, {tables}" in capsys.readouterr().err
+
+
+def test_without_steps_nothing_is_told(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wait of fifteen passes would be told as a wait for the first."""
+    kept = shutil.copytree(tables, tmp_path / "kept", ignore=shutil.ignore_patterns("steps"))
+    assert main(["explain", str(kept), "r9"]) == 2
+    assert f"{kept}: no file of steps: it cannot be told what a request waited for" in capsys.readouterr().err
