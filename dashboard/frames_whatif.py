@@ -12,7 +12,7 @@ import pandas as pd
 from dashboard import formats as f
 from dashboard.tables import Table
 from dashboard.words import mark, t
-from telemetry.sim.parts import CostUsed
+from telemetry.sim.parts import MOST_STEP_ERROR, CostUsed
 from telemetry.sim.whatif_result import Choice, Compared, DecisionDifference, Setting, WhatifResult
 
 MEASURES: Final = {"tbt": "TBT", "ttft": "TTFT", "e2e": mark("until the last token")}
@@ -59,7 +59,17 @@ def sentence(result: WhatifResult) -> str:
     parts = [_part(by_name[name]) for name in _TOLD if name in by_name and by_name[name].before.value is not None]
     if not parts:
         return t("No request ended by itself in both runs: there is nothing to compare.")
-    return head(t("{what}: {parts}.", what=what, parts="; ".join(parts)))
+    told = head(t("{what}: {parts}.", what=what, parts="; ".join(parts)))
+    return told if result.cost_before.does_fit else f"{_misfit(result)} {told}"
+
+
+def _misfit(result: WhatifResult) -> str:
+    """It comes first, since it is true of each number behind it."""
+    return t(
+        "No finding: the cost model does not fit. It misses a step by {off} in the median; at most {most} is believed.",
+        off=f.share(result.cost_before.median_error or 0.0, 1.0),
+        most=f.share(MOST_STEP_ERROR, 1.0),
+    )
 
 
 def head(text: str) -> str:

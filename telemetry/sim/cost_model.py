@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.errors import AdmitscopeError
+from telemetry.sim.parts import MOST_STEP_ERROR
 
 DATA_DIR: Final = Path(__file__).parent / "data"
 _CUTS: Final = (8, 32, 128, 512)
 _SLACK: Final = 1.02
-#: A larger median error on steps that a fit did not see, and nothing is recommended by it.
-MOST_STEP_ERROR: Final = 0.30
 
 
 class CostError(AdmitscopeError):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict
+
+#: A larger median error on steps that a fit did not see, and nothing is recommended or found by it.
+MOST_STEP_ERROR: Final = 0.30
 
 
 class Part(BaseModel):
@@ -52,6 +57,11 @@ class CostUsed(Part):
     """The most of it that was fitted."""
     note: str
     """What is to be said of it in words: that it does not fit, what was beyond. Empty when there is nothing."""
+
+    @property
+    def does_fit(self) -> bool:
+        """Whether its times are to be believed; one that was computed has nothing to fit to."""
+        return self.median_error is None or self.median_error <= MOST_STEP_ERROR
 
 
 def digits(value: float | None) -> float | None:

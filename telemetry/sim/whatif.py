@@ -114,7 +114,7 @@ def compare(command: WhatifCommand, progress: Meter, *, version: str = "") -> Wh
     return WhatifResult(
         journal=str(workload.path),
         settings=tuple(one for one in changes if one.is_change),
-        sentence=sentence_of(tuple(one for one in changes if one.is_change), compared),
+        sentence=sentence_of(tuple(one for one in changes if one.is_change), compared, misfit=cost.misfit),
         requests=paired.count,
         left_out=total - paired.count,
         unfinished=before.workload.unfinished,

@@ -19,15 +19,20 @@ _NAMES: Final = {
 TOLD: Final = (("tbt_p99", "TBT p99"), ("ttft_p50", "TTFT p50"), ("ttft_p99", "TTFT p99"))
 
 
-def sentence_of(settings: tuple[Setting, ...], compared: tuple[Compared, ...]) -> str:
-    """What the change would do, with intervals of the differences; what is no finding says so beside its number."""
+def sentence_of(settings: tuple[Setting, ...], compared: tuple[Compared, ...], *, misfit: str = "") -> str:
+    """What the change would do, with intervals of the differences; what is no finding says so beside its number.
+
+    misfit  why no time is to be believed; it comes first, since it is true of each number behind it
+    """
     by_name = {one.name: one for one in compared}
     parts = [part for name, word in TOLD if name in by_name and (part := _part(word, by_name[name]))]
     what = " and ".join(map(_setting, settings))
     what = what[0].upper() + what[1:]
     if not parts:
         return f"{what}: no request can be compared."
-    return f"{what} would take {', '.join(parts)}. Intervals are of requests under the simulator, without its error."
+    doubt = f"No finding: {misfit}. " if misfit else ""
+    told = f"{what} would take {', '.join(parts)}."
+    return f"{doubt}{told} Intervals are of requests under the simulator, without its error."
 
 
 def _setting(setting: Setting) -> str:

@@ -239,6 +239,16 @@ def test_a_change_within_the_simulators_error_is_hedged_where_it_is_told(
         assert cell == "\u221256.0\u00a0%: more than the change"
 
 
+def test_a_cost_model_that_does_not_fit_is_told_before_any_number(compared: WhatifResult) -> None:
+    """The same limit as where a search recommends nothing."""
+    unfit = (
+        "No finding: the cost model does not fit. It misses a step by 56\u00a0% in the median; at most 30\u00a0% is "
+    )
+    for error, begins in ((0.56, unfit), (0.3, "A chunk")):
+        cost = compared.cost_before.model_copy(update={"median_error": error})
+        assert frames.sentence(compared.model_copy(update={"cost_before": cost})).startswith(begins)
+
+
 def test_steps_beyond_the_fit_are_told_in_words_for_each_run(compared: WhatifResult) -> None:
     beyond = {
         "steps": 690,

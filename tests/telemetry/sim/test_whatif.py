@@ -223,6 +223,13 @@ def test_a_change_smaller_than_the_error_of_the_simulator_is_told_as_no_number(
     assert sentence.endswith("Intervals are of requests under the simulator, without its error.")
 
 
+def test_a_cost_model_that_does_not_fit_is_told_before_any_number() -> None:
+    settings = (Setting(name="scheduler.chunked_prefill_size", before="96", after="32"),)
+    misfit = "the cost model does not fit (median error of a step 56% …)"
+    sentence = sentence_of(settings, (figure(low=-0.08, high=-0.06, recorded=0.41),), misfit=misfit)
+    assert sentence.startswith(f"No finding: {misfit}. A chunk of 32 instead of 96 would take ")
+
+
 def test_a_figure_that_was_not_recorded_has_no_error(
     long_beside_decodes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
