@@ -102,14 +102,13 @@ def _overtaken(entry: QueueEntry) -> str:
 
 
 def _binding(passes: PassesAnswer | None) -> Answer:
-    """Of the passes kept, which ledger (or limit) ended most, and how many steps had no pass because of it."""
+    """In how many of the steps kept each ledger (or limit) held admission: the most frequent first, all in one unit."""
     go = {"view": "admission", "step": None}
     rows = passes.passes if passes is not None else ()
     made = [row for row in rows if row.end not in {None, "skipped"}]
     ends, kept_out = _causes(rows)
-    by_pass = Counter(f.limit_name(reason) for _, reason in ends)
-    by_step = Counter(f.limit_name(reason) for _, reason in kept_out)
-    counts = by_pass + by_step
+    without = Counter(f.limit_name(reason) for _, reason in kept_out)
+    counts = held_by_limit(rows)
     if not counts:
         if not made:
             return (
@@ -118,10 +117,10 @@ def _binding(passes: PassesAnswer | None) -> Answer:
                 go,
             )
         return t("None."), t("Each of the last {n} passes reached the end of the queue.", n=f.count(len(made))), go
-    (name, _), *others = counts.most_common()
-    rest = t("it ended {n} of the last {all} passes", n=f.count(by_pass[name]), all=f.count(len(made)))
-    if by_step[name]:
-        rest += "; " + t("in {n} more steps no pass was made because of it", n=f.count(by_step[name]))
+    (name, held), *others = counts.most_common()
+    rest = t("it held admission in {n} of the last {all} steps", n=f.count(held), all=f.count(len(rows)))
+    if without[name]:
+        rest += t(" ({n} of them made no pass because of it)", n=f.count(without[name]))
     if others:
         rest += "; " + ", ".join(f"{other} {f.count(n)}" for other, n in others[:2])
     bound = [step for step, reason in (*ends, *kept_out) if f.limit_name(reason) == name]
@@ -129,6 +128,12 @@ def _binding(passes: PassesAnswer | None) -> Answer:
     looked = {row.step for row in made if row.candidates}
     last = max((step for step in bound if step in looked), default=max(bound))
     return f"{name}:", rest, {"view": "admission", "step": last}
+
+
+def held_by_limit(rows: Sequence[PassRow]) -> Counter[str]:
+    """Steps in which each limit held admission: it ended their pass, or there was none because of it."""
+    ends, kept_out = _causes(rows)
+    return Counter(f.limit_name(reason) for _, reason in (*ends, *kept_out))
 
 
 _End = tuple[int, str]

@@ -85,7 +85,7 @@ def test_the_ledger_that_ends_most_passes_is_named_with_how_often() -> None:
     look = Look(passes=passes("chunk_exhausted", "queue_end", "kv_total_exhausted", "kv_total_exhausted", None))
     said = line(look, "ledger")
     assert said["head"] == "KV total:"
-    assert said["rest"] == "it ended 2 of the last 4 passes; chunk 1"
+    assert said["rest"] == "it held admission in 2 of the last 5 steps; chunk 1"
     assert said["go"] == {"view": "admission", "step": 4}
 
 
@@ -94,7 +94,7 @@ def test_the_answer_leads_to_the_refusal_not_to_a_pass_that_looked_at_nobody() -
     refused = o.DecisionRow.model_construct(rid="a", reason="kv_total_exhausted")
     rows = (told.passes[0].model_copy(update={"candidates": (refused,)}), *told.passes[1:])
     said = line(Look(passes=o.PassesAnswer(**head(), passes=rows)), "ledger")
-    assert said["rest"] == "it ended 1 of the last 1 passes; in 2 more steps no pass was made because of it"
+    assert said["rest"] == "it held admission in 3 of the last 3 steps (2 of them made no pass because of it)"
     assert said["go"] == {"view": "admission", "step": 1}
 
 
@@ -104,7 +104,7 @@ def test_a_batch_that_is_still_full_counts_for_what_filled_it() -> None:
     )
     said = line(look, "ledger")
     assert said["head"] == "KV current:"
-    assert said["rest"] == "it ended 1 of the last 2 passes; in 2 more steps no pass was made because of it; chunk 1"
+    assert said["rest"] == "it held admission in 3 of the last 5 steps (2 of them made no pass because of it); chunk 1"
     assert line(Look(passes=passes("-full_flag_set")), "ledger")["head"] == "full flag set:"
 
 
@@ -113,7 +113,7 @@ def test_steps_of_an_empty_queue_are_no_passes_and_rows_name_their_setting() -> 
     assert idle["head"] == "No pass in the last 2 steps."
     said = line(Look(passes=passes("queue_end", "-queue_end", "-rows_exhausted", "-chunk_exhausted")), "ledger")
     assert said["head"] == "rows (max_running_requests):"
-    assert said["rest"] == "it ended 0 of the last 1 passes; in 1 more steps no pass was made because of it"
+    assert said["rest"] == "it held admission in 1 of the last 4 steps (1 of them made no pass because of it)"
 
 
 def test_queueing_is_told_of_the_slowest_hundredth() -> None:
