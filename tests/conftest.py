@@ -1,5 +1,4 @@
-"""What every test gets. Owns: Hypothesis settings, what runs beside what, and the rule that CI skips nothing but GPU
-tests."""
+"""What every test gets. Owns: Hypothesis settings, and the rule that CI skips nothing but GPU tests."""
 
 from __future__ import annotations
 
@@ -16,21 +15,6 @@ STRICT_VARIABLE = "TESTS_MAY_NOT_SKIP"
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get(STRICT_VARIABLE) else "local")
-
-
-#: Marked `browser`, or in one of these folders: a browser or a Prometheus needs a core of its own.
-BROWSER = "browser"
-ONE_AT_A_TIME = frozenset({"grafana"})
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under `pytest -n`: a file stays with one worker, and all browsers with one: two at once are slow."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        is_heavy = item.get_closest_marker(BROWSER) is not None or item.path.parent.name in ONE_AT_A_TIME
-        item.add_marker(pytest.mark.xdist_group(BROWSER if is_heavy else item.nodeid.partition("::")[0]))
 
 
 def _refused_skips(config: pytest.Config) -> list[str]:
