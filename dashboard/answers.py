@@ -108,7 +108,7 @@ def _binding(passes: PassesAnswer | None) -> Answer:
     made = [row for row in rows if row.end not in {None, "skipped"}]
     ends, kept_out = _causes(rows)
     without = Counter(f.limit_name(reason) for _, reason in kept_out)
-    counts = held_by_limit(rows)
+    counts = _held_by_limit(rows)
     if not counts:
         if not made:
             return (
@@ -130,7 +130,7 @@ def _binding(passes: PassesAnswer | None) -> Answer:
     return f"{name}:", rest, {"view": "admission", "step": last}
 
 
-def held_by_limit(rows: Sequence[PassRow]) -> Counter[str]:
+def _held_by_limit(rows: Sequence[PassRow]) -> Counter[str]:
     """Steps in which each limit held admission: it ended their pass, or there was none because of it."""
     ends, kept_out = _causes(rows)
     return Counter(f.limit_name(reason) for _, reason in (*ends, *kept_out))

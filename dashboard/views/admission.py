@@ -6,7 +6,6 @@ import streamlit as st
 
 from dashboard import charts, frames, frames_pass, tables
 from dashboard import formats as f
-from dashboard.answers import held_by_limit
 from dashboard.component_pass import pass_story
 from dashboard.components import live_table
 from dashboard.feed import Look
@@ -96,12 +95,7 @@ def _follow(viewer: Viewer) -> None:
 
 
 def _reasons(viewer: Viewer, passes: PassesAnswer) -> None:
-    """In how many steps each limit held admission, as the answer on Now counts; then how often each reason was given,
-    which has another sum: one refusal may hold many steps."""
-    held = held_by_limit(passes.passes).most_common()
-    if held:
-        st.subheader(t("Limits that held admission"), anchor=False)
-        legend([(viewer.colours.bad, name, t("{n} steps", n=f.count(n))) for name, n in held])
+    """How often each reason was given. Another sum than the answer on Now has: one refusal may hold many steps."""
     mix = frames.reason_mix(passes)
     if not mix:
         return
