@@ -14,6 +14,9 @@ from dashboard.views.parts import fitting, legend, waiting_for_engine
 from dashboard.words import t
 from telemetry.observe import PassesAnswer, PassRow
 
+#: Steps that an engine remembers.
+_REMEMBERED = 512
+
 
 def show(viewer: Viewer, look: Look) -> None:
     """Passes on the left; the picked one, or the newest, on the right, and its candidates below."""
@@ -52,6 +55,11 @@ def _chosen(viewer: Viewer, passes: PassesAnswer) -> PassRow | None:
     if wanted is None:
         return newest
     found = next((row for row in passes.passes if row.step == wanted), None)
+    kept = st.session_state.get("kept_pass")
+    if found is None and not (isinstance(kept, PassRow) and kept.step == wanted):
+        # Gone from the last ones before the click arrived, or named by a link: the engine remembers more.
+        older = viewer.ask("passes", wanted, question=lambda source: source.passes(_REMEMBERED)).value
+        found = next((row for row in older.passes if row.step == wanted), None) if older is not None else None
     if found is not None:
         st.session_state["kept_pass"] = found
     kept = st.session_state.get("kept_pass")
