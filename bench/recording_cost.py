@@ -74,12 +74,12 @@ def steps(feed: RecordedFeed, parts: frozenset[str] = NOW_PARTS) -> Iterator[tup
     for _ in range(PLACES):
         index = places.randrange(min(4, last), max(last - 3, 1))
         time.sleep(PAUSE_S)
-        yield "jump", lambda index=index: at(index)  # type: ignore[misc]  # mypy cannot infer a bound default
+        yield "jump", lambda index=index: at(index)
         for by in (-1, -2, -3):
             time.sleep(PAUSE_S)
             name = "step back" if by == -1 else "step back again"
-            yield name, lambda index=index + by: at(index)  # type: ignore[misc]
+            yield name, lambda index=index + by: at(index)
         # Places that were shown lately are kept: forward begins where none is.
         for by in (1, 2, 3):
             time.sleep(PAUSE_S)
-            yield "step forward", lambda index=index + by: at(index)  # type: ignore[misc]
+            yield "step forward", lambda index=index + by: at(index)

@@ -79,7 +79,7 @@ class CudaStopwatch:
     """Events around the work. Times of a device, in seconds."""
 
     def seconds(self, work: Callable[[], object]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         work()
         end.record()
@@ -87,4 +87,4 @@ class CudaStopwatch:
         return float(start.elapsed_time(end)) / 1000.0
 
     def spin(self, seconds: float) -> None:
-        torch.cuda._sleep(int(seconds * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(seconds * _CYCLES_PER_S))

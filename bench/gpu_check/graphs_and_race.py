@@ -141,7 +141,9 @@ class DeafRuntime:
         self._runtime.copy(target, source)
 
     def capture(self, work: object) -> Graph:
-        raise NotImplementedError("nothing is captured without events")
+        raise NotImplementedError(
+            "nothing is captured without events"
+        )  # the seam asks for the method; section 6 captures nothing
 
     def synchronize(self) -> None:
         self._runtime.synchronize()

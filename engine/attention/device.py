@@ -126,7 +126,7 @@ class CudaRuntime:
 
 class _CudaEvent:
     def __init__(self) -> None:
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it without annotations
 
     def record(self) -> None:
         self._event.record()

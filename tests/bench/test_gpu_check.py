@@ -110,7 +110,7 @@ def test_attention_that_is_off_in_one_row_fails(monkeypatch: pytest.MonkeyPatch)
     run = correctness._run
 
     def off(rig: Rig, backend: object, batch: batches.Batch) -> torch.Tensor:
-        out = run(rig, backend, batch)  # type: ignore[arg-type]
+        out = run(rig, backend, batch)
         out[-1] *= 1.1
         return out
 
@@ -155,10 +155,10 @@ def test_graphs_with_other_contexts_than_planned_are_seen(monkeypatch: pytest.Mo
     planned: set[int] = set()
 
     def once(self: FlashInferBackend, metadata: object) -> None:
-        size = metadata.batch_size  # type: ignore[attr-defined]
+        size = metadata.batch_size
         if size not in planned:
             planned.add(size)
-            plan(self, metadata)  # type: ignore[arg-type]
+            plan(self, metadata)
 
     monkeypatch.setattr(FlashInferBackend, "prepare_captured", once)
     assert any("replay against eager" in name for name in failed(graphs_and_race.graphs(at_once())))
@@ -202,7 +202,7 @@ def test_answers_of_another_model_do_not_agree(tmp_path: Path, monkeypatch: pyte
     load, calls = engine_checks.load_model, []
 
     def other(path: Path, **settings: object) -> object:
-        model = load(path, **settings)  # type: ignore[arg-type]
+        model = load(path, **settings)
         calls.append(path)
         if len(calls) > 1:
             model._final_norm.mul_(-1)

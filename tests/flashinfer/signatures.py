@@ -84,7 +84,7 @@ def _parameters(owner: type, method: str) -> list[Parameter]:
     found = inspect.signature(getattr(owner, method))
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.parameters.values()) and method == "plan":
         # It takes everything, to say which positional arguments are going out of use, and hands it on to this.
-        found = inspect.signature(owner._plan_impl)  # type: ignore[attr-defined]
+        found = inspect.signature(owner._plan_impl)
     return [
         [p.name, p.kind.name, None if p.default is inspect.Parameter.empty else repr(p.default)]
         for p in found.parameters.values()

@@ -92,7 +92,7 @@ def test_a_step_has_every_tensor_on_the_device(graph_rows: int) -> None:
     device = ShapeDevice()
     executor = TorchExecutor(
         LlamaModel(CONFIG, weights), name="tiny", page_size=16, num_pages=20, attention=ShapeAttention(),
-        gpu=Gpu(device, graph_rows=graph_rows),  # type: ignore[arg-type]
+        gpu=Gpu(device, graph_rows=graph_rows),
     )  # fmt: skip
     assert executor.info().device == "meta"
     assert executor.kv_cache.device == META
