@@ -141,9 +141,8 @@ class DeafRuntime:
         self._runtime.copy(target, source)
 
     def capture(self, work: object) -> Graph:
-        raise NotImplementedError(
-            "nothing is captured without events"
-        )  # the seam asks for the method; section 6 captures nothing
+        # The seam asks for the method; section 6, for which this is, captures nothing.
+        raise NotImplementedError("nothing is captured without events")
 
     def synchronize(self) -> None:
         self._runtime.synchronize()

@@ -26,6 +26,22 @@ class Spread(Part):
     most: float | None
 
 
+class Measured(Part):
+    """Figures of one run, by the names of `objectives.MEASURES`: seconds of virtual time; None where there are none."""
+
+    ttft_p50: float | None
+    ttft_p90: float | None
+    ttft_p99: float | None
+    tbt_p50: float | None
+    tbt_p99: float | None
+    e2e_p50: float | None
+    e2e_p99: float | None
+    throughput: float | None
+    """Output tokens a second."""
+    longest_gap_p99: float | None
+    """The longest time between two tokens of a request, 99th percentile of the requests."""
+
+
 class CostUsed(Part):
     """The cost model behind the times, and how far it was asked beyond what it was fitted on."""
 

@@ -17,7 +17,7 @@ from telemetry.sim.commands import SweepCommand
 from telemetry.sim.cost_model import Estimator
 from telemetry.sim.journal_workload import JournalWorkload
 from telemetry.sim.objectives import MEASURES, THROUGHPUT, Figures, Limit, limits_of
-from telemetry.sim.parts import CostUsed, Part, digits
+from telemetry.sim.parts import CostUsed, Measured, Part, digits
 from telemetry.sim.progress import Meter
 from telemetry.sim.report import duration
 from telemetry.sim.results import cost_used
@@ -32,7 +32,7 @@ _UNITS: Final = {"rate_scale": "times as fast as recorded", "rate": "requests a 
 _ONE: Final = {"rate": "request a second", "concurrency": "client"}
 
 
-class Point(Part):
+class Point(Measured):
     """The run at one load. Times in seconds of virtual time, over requests that ended by themselves."""
 
     load: float
@@ -45,17 +45,6 @@ class Point(Part):
     """Ended by themselves."""
     refused: int
     """Could never fit."""
-    throughput: float | None
-    """Output tokens a second."""
-    ttft_p50: float | None
-    ttft_p90: float | None
-    ttft_p99: float | None
-    tbt_p50: float | None
-    tbt_p99: float | None
-    e2e_p50: float | None
-    e2e_p99: float | None
-    longest_gap_p99: float | None
-    """99 % of the requests never wait longer between two tokens."""
     waiting_most: int
     """The longest queue after a step."""
     waiting_mean: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from telemetry.sim.parts import CostUsed, Part
+from telemetry.sim.parts import CostUsed, Measured, Part
 from telemetry.sim.whatif_result import Compared, ModelCheck
 
 TUNE_VERSION = 1
@@ -15,24 +15,13 @@ TUNE_VERSION = 1
 Verdict = Literal["gain", "direction", "unclear", "none", "unfit"]
 
 
-class Candidate(Part):
+class Candidate(Measured):
     """One configuration that was simulated."""
 
     trial: int
     """In the order of the search; 0 is the baseline."""
     settings: dict[str, str]
     """What it changes of the baseline."""
-    ttft_p50: float | None
-    ttft_p90: float | None
-    ttft_p99: float | None
-    tbt_p50: float | None
-    tbt_p99: float | None
-    e2e_p50: float | None
-    e2e_p99: float | None
-    throughput: float | None
-    """Output tokens a second."""
-    longest_gap_p99: float | None
-    """The longest time between two tokens of a request, 99th percentile of the requests."""
     share_outside: float
     """Share of its time in steps larger than any that the cost model was fitted on."""
     is_on_front: bool
