@@ -1,7 +1,7 @@
 """Huge pages. Owns: asking Linux to keep a process's large memory in pages of 2 MiB.
 
 A step reads every weight once. In pages of 4 KiB that is tens of thousands of look-ups a step, each a walk through
-tables that a busy or virtual machine has in no cache: products took up to four times as long (docs/benchmarks.md).
+tables that a busy or virtual machine has in no cache.
 Most systems give huge pages to those who ask (`madvise`), and torch does not ask for packed weights.
 """
 
