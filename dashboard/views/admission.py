@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import streamlit as st
 
 from dashboard import charts, frames, frames_pass, tables
@@ -15,7 +17,7 @@ from dashboard.words import t
 from telemetry.observe import PassesAnswer, PassRow
 
 #: Steps that an engine remembers.
-_REMEMBERED = 512
+_REMEMBERED: Final = 512
 
 
 def show(viewer: Viewer, look: Look) -> None:
@@ -56,10 +58,15 @@ def _chosen(viewer: Viewer, passes: PassesAnswer) -> PassRow | None:
         return newest
     found = next((row for row in passes.passes if row.step == wanted), None)
     kept = st.session_state.get("kept_pass")
-    if found is None and not (isinstance(kept, PassRow) and kept.step == wanted):
-        # Gone from the last ones before the click arrived, or named by a link: the engine remembers more.
+    is_kept = isinstance(kept, PassRow) and kept.step == wanted
+    sought = (wanted, viewer.at)
+    if found is None and not is_kept and st.session_state.get("sought_pass") != sought:
+        # Gone from the last ones before the click arrived, or named by a link: the engine remembers more. Asked once:
+        # what it has forgotten stays forgotten, and so many passes are no answer for each refresh.
         older = viewer.ask("passes", wanted, question=lambda source: source.passes(_REMEMBERED)).value
-        found = next((row for row in older.passes if row.step == wanted), None) if older is not None else None
+        if older is not None:
+            found = next((row for row in older.passes if row.step == wanted), None)
+            st.session_state["sought_pass"] = sought
     if found is not None:
         st.session_state["kept_pass"] = found
     kept = st.session_state.get("kept_pass")
@@ -91,9 +98,8 @@ def _steps(viewer: Viewer, passes: PassesAnswer, chosen: PassRow | None) -> None
         st.caption(t("The newest pass is shown. Click a pass to hold it."))
         return
     if chosen is None or chosen.step != wanted:
-        st.caption(
-            t("Step {step} is not among the last {n}: the newest is shown.", step=f.count(wanted), n=len(passes.passes))
-        )
+        step, most = f.count(wanted), f.count(_REMEMBERED)
+        st.caption(t("Step {step} is not among the last {n}: the newest is shown.", step=step, n=most))
     st.button(t("Follow the newest pass again"), key="follow_newest", on_click=_follow, args=(viewer,))
 
 

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from test_app import APP, component, opened, select, texts, tile
 
 from dashboard import formats as f
+from dashboard.feed import MAX_PASSES
 from telemetry.observe import RecentFirsts
 
 Page = Callable[[], AppTest]
@@ -64,6 +65,16 @@ def test_an_empty_pass_can_be_picked_and_says_why_it_was_empty(page: Page, engin
     assert "an earlier one found the batch full" in story["empty"]
     assert story["ledgers"] == []
     assert "an earlier one found the batch full" in component(at, "live_table", "candidates")["empty"][1]
+
+
+def test_a_pass_that_left_the_last_ones_is_still_found_where_the_engine_remembers_it(
+    page: Page, engine: FakeEngine
+) -> None:
+    """The click on a busy machine, and a link to a step: both come after the last 48."""
+    old = next(row for row in list(engine.passes)[:-MAX_PASSES] if row.candidates)
+    at = opened(select(page(), step=old.step), "admission")
+    assert component(at, "pass_story")["step"] == old.step
+    assert "is not among the last" not in captions(at)
 
 
 def test_a_step_of_long_ago_is_said_to_be_gone(page: Page) -> None:
