@@ -57,9 +57,37 @@ def _longest(queue: QueueAnswer | None) -> Answer:
         need, have = f.tokens(entry.need), f.tokens(entry.have)
         counted = f.counted_test(entry.reason, need, have)
         why += f" ({counted})" if counted else t(" (needs {need} tok, has {have})", need=need, have=have)
-    why += _overtaken(entry)
+    why = _held_most(entry, why) + _overtaken(entry)
     head = f"{f.short_rid(entry.rid)}, {f.duration(entry.age_s)}:"
     return head, why, {"view": "requests", "list": "live", "rid": entry.rid}
+
+
+def _held_most(entry: QueueEntry, why: str) -> str:
+    """`why` it waits at this moment, with what held it most of its wait: these are often two things."""
+    waited = sum(entry.held_ns.values())
+    if not waited:  # an engine that does not say, or who came just now
+        return why
+    most, most_ns = max(entry.held_ns.items(), key=lambda item: item[1])
+    named = with_order(most, entry.order_ns)
+    if most != entry.blocker:
+        return t(
+            "{blocker} held it for {time} of its wait ({share}); now {why}",
+            blocker=named,
+            time=f.duration(most_ns / 1e9),
+            share=f.share(most_ns, waited),
+            why=why,
+        )
+    held = (
+        t("{blocker} held it all that time", blocker=named)
+        if most_ns == waited
+        else t(
+            "{blocker} held it for {time} of its wait ({share})",
+            blocker=named,
+            time=f.duration(most_ns / 1e9),
+            share=f.share(most_ns, waited),
+        )
+    )
+    return f"{why}; {held}"
 
 
 #: What a policy orders by, as `PassRow.order_key` names it, of the later request: nobody looked at the other yet.

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from engine.scheduler.decision import Reason
 from telemetry.answers_lanes import lane
 from telemetry.answers_pass import decision, ledgers, limits
-from telemetry.answers_timeline import KEPT_GAPS, timeline
+from telemetry.answers_timeline import KEPT_GAPS, held_so_far, timeline
 from telemetry.blockers import ENGINE_BUSY, ORDER
 from telemetry.latency_ring import SLOT_NS, quantile
-from telemetry.live_explain import SliceGiven, sentences
+from telemetry.live_explain import sentences
+from telemetry.live_explain_now import SliceGiven
 from telemetry.metric_catalog import LiveState
 from telemetry.observe import (
     BLOCKERS,
@@ -134,11 +135,13 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, over
         # A pass that was skipped for want of a row examined nobody; whoever is first lacks the one it needs.
         need, have, looked_at = 1, 0, watch.last_pass_step
     state: Literal["waiting", "retracted"] = "retracted" if request.is_retracted else "waiting"
+    now_ns = model.clock.now_ns()
+    held_ns, order_ns = held_so_far(model, request, now_ns)
     return QueueEntry(
         rid=request.rid,
         position=position,
         state=state,
-        age_s=max(model.clock.now_ns() - request.enqueued_ns, 0) / 1e9,
+        age_s=max(now_ns - request.enqueued_ns, 0) / 1e9,
         prompt_len=request.prompt_len,
         output_len=request.output_len,
         matched_len=request.matched_len,
@@ -154,6 +157,8 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, over
         passes_waited=watch.passes - request.pass_at_entry,
         num_retractions=request.num_retractions,
         priority=request.priority,
+        held_ns=held_ns,
+        order_ns=order_ns,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from telemetry.blockers import ORDER
@@ -74,6 +75,26 @@ def _open_span(model: ReadModel, request: RequestTimeline, blocker: int) -> Wait
         passes=watch.passes - request.blocker_passes,
         ended_by=_ended_by(ends),
     )
+
+
+def held_so_far(model: ReadModel, request: RequestTimeline, now_ns: int) -> tuple[dict[str, int], dict[str, int]]:
+    """(wait by blocker, the part under `order` by what ended the passes) up to `now_ns`, each longest first, in ns.
+
+    The stretch that is not over counts; of a request that was not pushed back the first add up to its age.
+    """
+    spent = [before + late for before, late in zip(request.blockers, request.late_blockers, strict=True)]
+    by_end: dict[str, int] = {reason.value: ns for reason, ns in request.order_ns.items()}
+    if request.blocker is not None:
+        open_ns = max(now_ns - request.blocker_since_ns, 0)
+        spent[request.blocker] += open_ns
+        if request.blocker == ORDER:
+            for share in model.tracker.queue.ends.since(request.ends_before or {}, open_ns):
+                by_end[share.reason.value] = by_end.get(share.reason.value, 0) + share.ns
+    return _ranked(zip(BLOCKERS, spent, strict=True)), _ranked(by_end.items())
+
+
+def _ranked(spent: Iterable[tuple[str, int]]) -> dict[str, int]:
+    return dict(sorted(((name, ns) for name, ns in spent if ns > 0), key=lambda item: -item[1]))
 
 
 def _ended_by(shares: tuple[EndShare, ...]) -> tuple[EndedBy, ...]:

@@ -39,6 +39,8 @@ class QueueEntry(Value):
     overtaken_by         later comers that were admitted meanwhile
     overtaker            the latest of them, where its pass is still kept
     passes_waited        passes made while it waited
+    held_ns              its wait by blocker, longest first: all of it so far, without the time that it ran
+    order_ns             of the blocker `order` among these, by what ended the passes
     """
 
     rid: str
@@ -60,6 +62,8 @@ class QueueEntry(Value):
     passes_waited: int = 0
     num_retractions: int = 0
     priority: int | None = None
+    held_ns: dict[str, int] = Field(default_factory=dict)
+    order_ns: dict[str, int] = Field(default_factory=dict)
 
 
 class DecisionRow(Value):

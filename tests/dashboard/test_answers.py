@@ -81,6 +81,24 @@ def test_who_waits_behind_another_is_told_behind_whom() -> None:
     assert line(Look(queue=queue(entry)), "longest")["rest"].endswith("(a: chunk exhausted)")
 
 
+def test_what_held_it_most_is_named_beside_what_holds_it_now() -> None:
+    """The blocker of this moment is often the least of a wait."""
+    held = {"kv_total": 6_900_000_000, "order": 1_000_000_000, "chunk": 300_000_000}
+    said = line(Look(queue=queue(waiting("a", 8.2, blocker="chunk", held_ns=held))), "longest")["rest"]
+    assert said.startswith("KV total held it for 6.90\u00a0s of its wait (84\u00a0%); now chunk: the chunk budget")
+    same = line(Look(queue=queue(waiting("a", 8.2, held_ns=held))), "longest")["rest"]
+    assert same.endswith("; KV total held it for 6.90\u00a0s of its wait (84\u00a0%)")
+    alone = line(Look(queue=queue(waiting("a", 8.2, held_ns={"kv_total": 8_200_000_000}))), "longest")["rest"]
+    assert alone.endswith("; KV total held it all that time")
+
+
+def test_behind_others_the_limit_that_held_those_is_named() -> None:
+    held, ends = {"order": 6_000_000_000, "chunk": 1}, {"kv_total_exhausted": 6_000_000_000}
+    entry = waiting("a", 6.0, blocker="chunk", held_ns=held, order_ns=ends)
+    said = line(Look(queue=queue(entry)), "longest")["rest"]
+    assert said.startswith("order (passes ended by KV total exhausted 100\u00a0%) held it for 6.00")
+
+
 def test_the_ledger_that_ends_most_passes_is_named_with_how_often() -> None:
     look = Look(passes=passes("chunk_exhausted", "queue_end", "kv_total_exhausted", "kv_total_exhausted", None))
     said = line(look, "ledger")

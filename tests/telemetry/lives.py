@@ -25,7 +25,7 @@ from telemetry.life_facts import (
     SliceShare,
     Wait,
 )
-from telemetry.live_explain import SliceGiven
+from telemetry.live_explain_now import SliceGiven
 from telemetry.observe import (
     BLOCKERS,
     TTFT_PARTS,
@@ -273,6 +273,8 @@ class Maker:
             times_passed_over=dice.choice((0, 1, 4)),
             overtaken_by=dice.choice((0, 1, 33)),
             overtaker=self.maybe(overtaker),
+            held_ns={name: self.count() * MS for name in dice.sample(BLOCKERS, dice.choice((0, 1, 3)))},
+            order_ns=self.maybe({"kv_total_exhausted": 7 * MS}, {}),
         )
 
     def told_live(self) -> dict[str, Any]:

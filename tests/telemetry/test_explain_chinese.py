@@ -22,6 +22,7 @@ from telemetry.cli import main
 from telemetry.explain import explain
 from telemetry.explain_life import told
 from telemetry.live_explain import sentences
+from telemetry.observe import BLOCKERS
 from telemetry.read_model import ReadModel
 from telemetry.recorded import RecordedSource, Recording
 from telemetry.schema_parts import LedgerPart
@@ -39,6 +40,7 @@ ENUMS: tuple[type[StrEnum], ...] = (Cause, FinishReason, Overdraft, Policy, Reas
 NAMES = {
     *(member.value for kind in ENUMS for member in kind),
     *LedgerPart.model_fields,
+    *BLOCKERS,
     *SchedulerConfig.model_fields,
     *("prefix_len", "extend_len", "max_tokens", "server.queue_timeout_s", "schedule_policy=fcfs"),
     *("KV", "TTFT", "TBT", "UTC", "id", "ms", "s", "client_disconnected", "executor_failed"),

@@ -1,0 +1,117 @@
+"""Stretches of waiting in live explanations. Owns: what each blocker means, what held a request how long, by share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from telemetry.explain_words import apart, clauses, code_words, passes, percent_of, span
+from telemetry.observe import WaitSpan
+from telemetry.words import mark, t, tn
+
+#: What each blocker means to somebody who waits.
+MEANING: Final = {
+    "compute": mark("the step's prefill tokens were used up (rem_input)"),
+    "chunk": mark("the step's prefill slice was used up (rem_chunk)"),
+    "kv_now": mark("there was no room in the K/V pool at that moment (remaining_current)"),
+    "kv_total": mark(
+        "its whole future did not fit the K/V pool beside what running requests are promised (remaining_total)"
+    ),
+    "rows": mark("as many requests ran as may run at once"),
+    "chunk_slot": mark("it would have to be cut, and another prompt was already being computed in chunks"),
+    "order": mark("the pass ended before it was looked at"),
+    "cold_prefix": mark("another request was computing the prefix they share"),
+    "engine_busy": mark("no pass had been made since it came"),
+    "delay": mark("admissions were being delayed"),
+    "prefill_max": mark("the batch held as many new prompts as it may"),
+}
+
+_ENDS_SHOWN: Final = 3
+_SHARES_SHOWN: Final = 5
+#: Shorter waits are not told beside longer ones: every request waits for the end of the step that it came into.
+_TELLING_S: Final = 0.001
+
+
+def waits_told(waits: Sequence[WaitSpan]) -> list[str]:
+    """One sentence per stretch of waiting, the longest eight, in order of time."""
+    longest = sorted(joined(waits), key=lambda one: one.start_ns - one.end_ns)[:8]
+    longest = [one for one in longest if (one.end_ns - one.start_ns) / 1e9 >= _TELLING_S] or longest[:1]
+    in_order = sorted(longest, key=lambda one: one.start_ns)
+    return [_waited(stretch) for stretch in in_order if stretch.end_ns > stretch.start_ns]
+
+
+def partition(held_ns: Mapping[str, int], order_ns: Mapping[str, int]) -> str:
+    """What held it, by share of its wait: what holds it at this moment is often the least of it. "" for one alone."""
+    waited = sum(held_ns.values())
+    ranked = sorted(held_ns.items(), key=lambda item: -item[1])
+    if len(ranked) < 2:
+        return ""
+    shares = apart(
+        t(
+            "{blocker} {time} ({share})",
+            blocker=_with_ends(blocker, order_ns),
+            time=span(ns),
+            share=percent_of(ns, waited),
+        )
+        for blocker, ns in ranked[:_SHARES_SHOWN]
+    )
+    return t("By what held it, its wait of {time} was: {shares}.", time=span(waited), shares=shares)
+
+
+def _with_ends(blocker: str, order_ns: Mapping[str, int]) -> str:
+    """A blocker; `order` with what ended most of the passes, since that is the limit to lift."""
+    if blocker != "order" or not order_ns:
+        return code_words(blocker)
+    most = max(order_ns, key=lambda reason: order_ns[reason])
+    return t("order, most of it behind {reason},", reason=code_words(most))
+
+
+def _waited(stretch: WaitSpan) -> str:
+    told = {
+        "time": span(stretch.end_ns - stretch.start_ns),
+        "why": t(MEANING[stretch.blocker]),
+        "passes": passes(stretch.passes),
+        "ends": ends_told(stretch),
+    }
+    if stretch.passes and told["ends"]:
+        return t("It waited {time}, over {passes}, because {why} ({ends}).", **told)
+    if stretch.passes:
+        return t("It waited {time}, over {passes}, because {why}.", **told)
+    if told["ends"]:
+        return t("It waited {time}, because {why} ({ends}).", **told)
+    return t("It waited {time}, because {why}.", **told)
+
+
+def ends_told(stretch: WaitSpan) -> str:
+    """What ended the passes of a stretch under `order`, most frequent first, and the steps that made none for it."""
+    ended = sorted((one for one in stretch.ended_by if one.passes), key=lambda one: -one.passes)
+    told = [
+        t("{n} ended by {reason}", n=f"{one.passes:,}", reason=code_words(one.reason)) for one in ended[:_ENDS_SHOWN]
+    ]
+    if len(ended) > _ENDS_SHOWN:
+        others = sum(one.passes for one in ended[_ENDS_SHOWN:])
+        told.append(t("{n} by other reasons", n=f"{others:,}"))
+    kept_out = sorted((one for one in stretch.ended_by if one.steps), key=lambda one: -one.steps)
+    if kept_out:
+        told.append(
+            tn(
+                sum(one.steps for one in kept_out),
+                "no pass in {n} more step, still for {reason}",
+                "no pass in {n} more steps, still for {reason}",
+                reason=code_words(kept_out[0].reason),
+            )
+        )
+    return clauses(told) if told else ""
+
+
+def joined(waits: Sequence[WaitSpan]) -> list[WaitSpan]:
+    """Neighbours that would be told in the same words as one: a blocker may go on under another reason."""
+    out: list[WaitSpan] = []
+    for stretch in waits:
+        last = out[-1] if out else None
+        if last is not None and last.blocker == stretch.blocker != "order" and last.end_ns == stretch.start_ns:
+            together = {"end_ns": stretch.end_ns, "passes": last.passes + stretch.passes}
+            out[-1] = last.model_copy(update=together)
+        else:
+            out.append(stretch)
+    return out
