@@ -16,7 +16,17 @@ from dashboard.feed import Look
 from dashboard.frames import page_bytes
 from dashboard.frames_latency import plain, with_order
 from dashboard.words import mark, t
-from telemetry.observe import LatencyBreakdown, PageMap, PassesAnswer, PassRow, QueueAnswer, QueueEntry, TailShare
+from telemetry.observe import (
+    LatencyBreakdown,
+    Overtaker,
+    PageMap,
+    PassesAnswer,
+    PassRow,
+    QueueAnswer,
+    QueueEntry,
+    TailShare,
+)
+from telemetry.policy_words import tie_words
 
 #: Causes of a late token that a smaller chunk makes shorter: prefill of others in, or before, its step.
 _CHUNK_CAUSES: Final = ("chunk_overhead", "long_prefill", "mixed_sat_out")
@@ -107,6 +117,25 @@ _COMPARED: Final = {
 }
 
 
+#: The same of both where that is one number: then it is not what put the later request first.
+_EQUAL: Final = {
+    "cached_tokens": mark("cached prefix {own} tok, like {rid}: {tie}"),
+    "uncached_tokens": mark("to compute {own} tok, like {rid}: {tie}"),
+    "max_new_tokens": mark("max_tokens {own}, like {rid}: {tie}"),
+    "priority": mark("priority {own}, like {rid}: {tie}"),
+}
+
+
+def _by_what(last: Overtaker) -> str:
+    """What put the later request first, in brackets; "" where no record has it."""
+    both = {"own": f.tokens(last.own_key), "other": f.tokens(last.key), "rid": f.short_rid(last.rid)}
+    tie = tie_words(last.policy)
+    if last.key is not None and last.own_key == last.key and last.order_key in _EQUAL and tie:
+        return f" ({t(_EQUAL[last.order_key], tie=tie, **both)})"
+    words = (_FIRST if last.own_key is None else _COMPARED).get(last.order_key)
+    return "" if words is None else f" ({t(words, **both)})"
+
+
 def _overtaken(entry: QueueEntry) -> str:
     """How many later ones went first, by which policy and what it orders by, and what bounds it."""
     if not entry.times_passed_over:
@@ -120,10 +149,7 @@ def _overtaken(entry: QueueEntry) -> str:
     last = entry.overtaker
     if last is not None and last.policy:
         said += " " + t("by policy {policy}", policy=last.policy)
-        words = (_FIRST if last.own_key is None else _COMPARED).get(last.order_key)
-        if words is not None:
-            both = {"own": f.tokens(last.own_key), "other": f.tokens(last.key), "rid": f.short_rid(last.rid)}
-            said += f" ({t(words, **both)})"
+        said += _by_what(last)
     if last is not None and last.policy == "fcfs":  # what let later ones go first there is a priority
         return said + "; " + t("max_overtakes or starvation_limit_s would change that")
     return said + "; " + t("max_overtakes, starvation_limit_s or schedule_policy=fcfs would change that")

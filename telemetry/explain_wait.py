@@ -25,7 +25,7 @@ from telemetry.explain_words import (
     tokens,
 )
 from telemetry.life_facts import NoPass, NotReached, Refusals, SliceShare, Wait
-from telemetry.policy_words import bound_words, rule_words
+from telemetry.policy_words import bound_words, rule_and_tie
 from telemetry.words import t, tn
 
 _NAMED: Final = 5
@@ -174,7 +174,7 @@ def _overtaken(wait: Wait) -> str:
     told = {
         "passes": passes(wait.overtaken_passes),
         "names": first_few(wait.overtaken_by, _NAMED) if wait.overtaken_by else "",
-        "rules": both(rule_words(policy) for policy in wait.overtaken_under) if wait.overtaken_under else "",
+        "rules": both(rule_and_tie(policy) for policy in wait.overtaken_under) if wait.overtaken_under else "",
         "bound": bound_words(wait.overtaken_under[-1] if wait.overtaken_under else ""),
     }
     if told["names"] and told["rules"]:

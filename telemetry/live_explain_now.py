@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from telemetry.explain_words import amount, apart, clauses, code_words, counted_test, first_few, passes, span
 from telemetry.live_explain_wait import MEANING, ends_told, joined, partition
 from telemetry.observe import QueueEntry, Timeline, WaitSpan
-from telemetry.policy_words import bound_words, compared, overtaken_words, rule_words
+from telemetry.policy_words import bound_words, overtaken_words, overtaker_words
 from telemetry.words import mark, t
 
 #: What would have to change for a request that this blocker holds, for those who ask what to do.
@@ -131,12 +131,7 @@ def _overtaken(entry: QueueEntry) -> list[str]:
     lines = [overtaken_words(entry.times_passed_over, entry.overtaken_by)]
     last = entry.overtaker
     if last is not None and last.policy:
-        told = {"step": str(last.step), "rule": rule_words(last.policy, last.order_key), "rid": last.rid}
-        keys = compared(last.order_key, last.own_key, last.key, last.rid)
-        if keys:
-            lines.append(t("Step {step} ordered by {rule}: {keys}.", keys=keys, **told))
-        else:
-            lines.append(t("Step {step} ordered by {rule}: {rid} went first.", **told))
+        lines.append(overtaker_words(last))
     lines.append(bound_words(last.policy if last is not None else ""))
     return lines
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from engine.config import Policy
 from telemetry.explain_words import amount, passes, requests
+from telemetry.observe import Overtaker
 from telemetry.words import mark, t
 
 #: What comes first under each policy.
@@ -18,6 +19,34 @@ PUTS_FIRST: Final = {
     Policy.LOF: mark("the largest max_tokens"),
     Policy.ROUTING_KEY: mark("the routing keys that run most"),
 }
+#: Who goes first of those that the policy puts alike, and what may stand behind it all the same. A shuffle has no ties.
+TIES: Final = {
+    Policy.FCFS: mark("between equals, who came first goes first"),
+    Policy.LPM: mark(
+        "between equals, who stood first in the last pass goes first, and who shares its first 32 tokens, not cached "
+        "yet, with one ahead goes last"
+    ),
+    Policy.DFS_WEIGHT: mark("within a branch, who stood first in the last pass goes first"),
+    Policy.HRRN: mark(
+        "between equals, the id that sorts first as text goes first, and who shares its first 32 tokens, not cached "
+        "yet, with one ahead goes last"
+    ),
+    Policy.SHORTEST_PREFILL_FIRST: mark(
+        "between equals, who came first goes first, and who shares its first 32 tokens, not cached yet, with one ahead "
+        "goes last"
+    ),
+    Policy.LOF: mark("between equals, who stood first in the last pass goes first"),
+    Policy.ROUTING_KEY: mark("between equals, who stood first in the last pass goes first"),
+}
+#: The same number on both sides: it decided nothing.
+_EQUAL: Final = {
+    "cached_tokens": mark("its cached prefix and that of {rid} were {own} tokens each"),
+    "uncached_tokens": mark("its uncached part and that of {rid} were {own} tokens each"),
+    "max_new_tokens": mark("its max_tokens and that of {rid} were {own} each"),
+    "priority": mark("its priority and that of {rid} were {own} each"),
+}
+#: Keys of which more goes first; of the uncached tokens fewer do, of a priority that is configured.
+_MORE_FIRST: Final = {"cached_tokens": True, "max_new_tokens": True, "uncached_tokens": False}
 #: What a pass sorted by, as `PassRow.order_key` names it: both sides are known, and its own is not.
 _COMPARED: Final = {
     "cached_tokens": (
@@ -47,14 +76,51 @@ def rule_words(policy: str, order_key: str = "") -> str:
     return t("{policy}, which puts {first} first", policy=policy, first=t(first)) if first is not None else policy
 
 
-def compared(order_key: str, own: float | None, other: float | None, rid: str) -> str:
+def overtaker_words(last: Overtaker) -> str:
+    """By which rule the last later comer went first: what the pass ordered by, both sides, and what decided a tie."""
+    told = {"step": str(last.step), "rule": rule_words(last.policy, last.order_key), "rid": last.rid}
+    keys, tie = compared(last), tie_words(last.policy)
+    if keys and not _decided(last) and tie:
+        return t("Step {step} ordered by {rule}: {keys}; {tie}.", keys=keys, tie=tie, **told)
+    if keys:
+        return t("Step {step} ordered by {rule}: {keys}.", keys=keys, **told)
+    if tie:
+        return t("Step {step} ordered by {rule}: {rid} went first; {tie}.", tie=tie, **told)
+    return t("Step {step} ordered by {rule}: {rid} went first.", **told)
+
+
+def rule_and_tie(policy: str) -> str:
+    """The rule with what decides between equals: who was passed over may have been one of them."""
+    rule, tie = rule_words(policy), tie_words(policy)
+    return t("{rule} ({tie})", rule=rule, tie=tie) if tie else rule
+
+
+def tie_words(policy: str) -> str:
+    """Who goes first of equals; "" for a policy that knows none."""
+    said = TIES.get(Policy(policy)) if policy in set(Policy) else None
+    return t(said) if said is not None else ""
+
+
+def compared(last: Overtaker) -> str:
     """`its cached prefix is 0 tokens, that of r7 was 96 tokens`; empty where the records do not have it."""
-    if order_key not in _COMPARED or other is None:
+    own, other = last.own_key, last.key
+    if last.order_key not in _COMPARED or other is None:
         return ""
-    both_known, own_unknown = _COMPARED[order_key]
+    both_known, own_unknown = _COMPARED[last.order_key]
     if own is None:
-        return t(own_unknown, rid=rid, other=amount(other))
-    return t(both_known, own=amount(own), rid=rid, other=amount(other))
+        return t(own_unknown, rid=last.rid, other=amount(other))
+    if own == other:
+        return t(_EQUAL[last.order_key], own=amount(own), rid=last.rid)
+    return t(both_known, own=amount(own), rid=last.rid, other=amount(other))
+
+
+def _decided(last: Overtaker) -> bool:
+    """Whether the two numbers alone put the later comer first; so they do where one of them is not known."""
+    own, other = last.own_key, last.key
+    if own is None or other is None:
+        return True
+    more_first = _MORE_FIRST.get(last.order_key)
+    return own != other if more_first is None else (other > own if more_first else other < own)
 
 
 def overtaken_words(count: int, overtakers: int) -> str:

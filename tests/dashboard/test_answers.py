@@ -174,6 +174,12 @@ def test_who_was_overtaken_is_told_by_how_many_under_which_rule_and_what_bounds_
     assert "; passed over in 4 passes for further pieces of" in line(Look(queue=queue(pieces)), "longest")["rest"]
 
 
+def test_where_both_numbers_are_one_the_tie_break_is_told() -> None:
+    entry = overtaken(order_key="cached_tokens", key=96, own_key=96)
+    said = line(Look(queue=queue(entry)), "longest")["rest"]
+    assert "by policy lpm (cached prefix 96 tok, like b: between equals, who stood first in the last pass" in said
+
+
 def test_fcfs_is_no_cure_where_it_is_the_policy() -> None:
     """There it is a priority that lets later ones go first."""
     entry = overtaken(policy="fcfs", order_key="priority", key=5, own_key=0)

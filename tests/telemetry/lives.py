@@ -256,7 +256,7 @@ class Maker:
             policy=dice.choice((*Policy, "")),
             order_key=dice.choice(KEYS),
             key=self.maybe(96.0),
-            own_key=self.maybe(0.0),
+            own_key=dice.choice((None, 0.0, 96.0)),
         )
         need = self.maybe(dice.choice((1.0, 3.0, 500.5)))
         return QueueEntry(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from engine.clock import VirtualClock
-from engine.config import EngineConfig
-from telemetry.observe import QueueEntry
+from engine.config import EngineConfig, Policy
+from telemetry.observe import Overtaker, QueueEntry
+from telemetry.policy_words import TIES, overtaker_words, rule_and_tie
 from telemetry.read_model import ReadModel
 from tests.builders import engine_config
 from tests.telemetry.live_run import MS, TimedRun
@@ -69,3 +70,48 @@ def test_a_wait_with_one_cause_needs_no_shares() -> None:
     watched.run.now_ns += 5 * MS
     assert watched.entry("new").held_ns == {"engine_busy": 5 * MS}
     assert not [line for line in watched.told("new") if line.startswith("By what held it")]
+
+
+# -- who went first, and by which rule ---------------------------------------------------------------------------------
+
+
+def _last(policy: str = "lpm", order_key: str = "cached_tokens", **more: object) -> str:
+    both = {"key": 96.0, "own_key": 96.0, **more}
+    return overtaker_words(Overtaker(rid="r9", step=7, policy=policy, order_key=order_key, **both))  # type: ignore[arg-type]
+
+
+def test_equal_numbers_are_not_what_put_a_later_one_first() -> None:
+    said = _last()
+    assert "its cached prefix and that of r9 were 96 tokens each; between equals, who stood first" in said
+    assert _last("shortest-prefill-first", "uncached_tokens").count("who came first goes first") == 1
+    assert "between equals" not in _last(own_key=0.0), "there the numbers decided"
+    assert "between equals" in _last(own_key=128.0), "and here they say the contrary"
+    assert _last(own_key=None).endswith("its own is not known before a pass looks at it.")
+
+
+def test_a_policy_without_a_recorded_number_tells_its_tie_break() -> None:
+    said = _last("hrrn", "", key=None, own_key=None)
+    assert said.endswith("r9 went first; " + TIES[Policy.HRRN] + ".")
+    assert _last("random", "", key=None, own_key=None).endswith("ordered by random: r9 went first.")
+
+
+def test_a_policy_is_told_with_its_tie_break_where_a_journal_names_no_numbers() -> None:
+    assert rule_and_tie("lof") == "lof, which puts the largest max_tokens first (" + TIES[Policy.LOF] + ")"
+    assert set(Policy) - set(TIES) == {Policy.RANDOM}
+
+
+def test_an_equal_prompt_that_the_in_batch_rule_put_back_is_told_that_rule() -> None:
+    """Nothing of `twin` and of `other` is cached; `twin` shares its head with `first`, so `other` goes before it."""
+    watched = Watched(engine_config(page_size=4, num_pages=400, schedule_policy="lpm", max_running_requests=3))
+    watched.run.add("runs", 8, 6, ignore_eos=True)
+    watched.run.timed_step()
+    head = tuple(range(100, 140))
+    for rid, prompt in (("first", (*head, 1)), ("twin", (*head, 2)), ("other", range(300, 341))):
+        watched.run.add(rid, tuple(prompt), 30)
+    watched.run.timed_step()
+    last = watched.entry("twin").overtaker
+    assert last is not None
+    assert (last.rid, last.key, last.own_key) == ("other", 0, 0)
+    said = next(line for line in watched.told("twin") if line.startswith("Step 2 ordered by lpm"))
+    assert "its cached prefix and that of other were 0 tokens each; between equals" in said
+    assert "shares its first 32 tokens, not cached yet, with one ahead goes last" in said
