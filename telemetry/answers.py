@@ -11,7 +11,7 @@ from telemetry.answers_pass import decision, ledgers, limits
 from telemetry.answers_timeline import KEPT_GAPS, held_so_far, timeline
 from telemetry.blockers import ENGINE_BUSY, ORDER
 from telemetry.latency_ring import SLOT_NS, quantile
-from telemetry.live_explain import sentences
+from telemetry.live_explain import ids_named, sentences
 from telemetry.live_explain_now import SliceGiven
 from telemetry.metric_catalog import LiveState
 from telemetry.observe import (
@@ -255,7 +255,9 @@ def explain(model: ReadModel, head: Head, rid: str, lang: Lang) -> Explanation |
     before = model.tracker.queue.in_order()[: detail.queue.position] if detail.queue is not None else ()
     ahead = tuple(each.rid for each in before)
     with speaking(lang):
-        return Explanation(**_head(head), rid=rid, sentences=sentences(detail, ahead, _slices(model)))
+        slices = _slices(model)
+        said = sentences(detail, ahead, slices)
+        return Explanation(**_head(head), rid=rid, sentences=said, named=ids_named(detail, ahead, slices))
 
 
 def _slices(model: ReadModel) -> tuple[SliceGiven, ...]:

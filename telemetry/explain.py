@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from engine.errors import AdmitscopeError
+from telemetry.explain_ids import abbreviated, ids_in
 from telemetry.explain_life import Sentence, told
 from telemetry.explain_words import span
 from telemetry.journal_reader import JournalReader
@@ -58,10 +59,14 @@ class Explanation(BaseModel):
     torn: str | None = None
 
     def text(self, lang: Lang = ENGLISH) -> str:
-        """For a terminal: one sentence a line, each with its time. `lang`: the one that the sentences are in."""
+        """For a terminal: one sentence a line, each with when it began. `lang`: the one that the sentences are in.
+
+        A long id is whole where it is first met, and short after that; `sentences` have it whole.
+        """
         stamps = [f"{'+' if s.at_ns >= 0 else ''}{span(s.at_ns)}" for s in self.sentences]
         width = max(map(len, stamps))
-        lines = [f"{stamp:>{width}}  {s.text}" for stamp, s in zip(stamps, self.sentences, strict=True)]
+        texts = abbreviated((s.text for s in self.sentences), ids_in(self.life))
+        lines = [f"{stamp:>{width}}  {text}" for stamp, text in zip(stamps, texts, strict=True)]
         if self.torn:
             with speaking(lang):
                 lines.append(t("The journal ends early: {why}", why=self.torn))

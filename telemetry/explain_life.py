@@ -48,17 +48,18 @@ class Sentence(BaseModel):
 def told(life: Life) -> tuple[Sentence, ...]:
     """The life in sentences, in order of time."""
     out = [_at(life, life.accepted_ns, None, _arrival(life))]
-    for wait in life.waits:
-        out += [_at(life, wait.to_ns, wait.to_step, line) for line in wait_told(wait)]
-    out += [_at(life, each.at_ns, each.step, _chunk(each, number)) for number, each in enumerate(life.chunks, 1)]
-    parked_ns = life.chunks[-1].at_ns if life.chunks else life.accepted_ns
-    out += [
-        _at(life, parked_ns, each.last_step, t("With its prompt half done: {refused}", refused=refused(each)))
-        for each in life.parked
-    ]
+    # Before the waits: a request is back in the queue at the very moment at which it was retracted.
     out += [
         _at(life, back.at_ns, back.step, _retracted(back, number)) for number, back in enumerate(life.retractions, 1)
     ]
+    for wait in life.waits:
+        out += [_at(life, *line) for line in wait_told(wait)]
+    out += [_at(life, each.at_ns, each.step, _chunk(each, number)) for number, each in enumerate(life.chunks, 1)]
+    parked_ns = life.chunks[-1].at_ns if life.chunks else life.accepted_ns
+    for each in life.parked:
+        began_ns = parked_ns if each.first_ns is None else each.first_ns
+        text = t("With its prompt half done: {refused}", refused=refused(each))
+        out.append(_at(life, began_ns, each.first_step, text))
     out += _tokens(life)
     if life.abort_asked_ns is not None:
         out.append(_at(life, life.abort_asked_ns, None, t("Someone asked to abort it.")))

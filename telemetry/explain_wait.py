@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from engine.scheduler.decision import Reason
 from telemetry.explain_words import (
     REASON_WORDS,
+    apart,
     both,
     first_few,
-    how_often,
+    in_steps,
     listed,
     need_have,
     passes,
+    percent_of,
     requests,
     span,
-    steps_from,
+    steps,
     tokens,
 )
-from telemetry.life_facts import NoPass, NotReached, Refusals, SliceShare, Wait
+from telemetry.life_facts import HeldShare, NoPass, NotReached, Refusals, SliceShare, Wait
 from telemetry.policy_words import bound_words, rule_and_tie
 from telemetry.words import t, tn
 
@@ -32,17 +34,25 @@ _NAMED: Final = 5
 _C = TypeVar("_C", NotReached, NoPass)
 
 
-def wait_told(wait: Wait) -> list[str]:
-    """One stay in the queue: how long, then what kept it there, cause by cause."""
-    details = [
-        *(refused(refusals) for refusals in wait.refusals),
-        *(_not_reached(stopped) for stopped in _by_reason(wait.not_reached)),
-        *(_no_pass(skipped) for skipped in _by_reason(wait.no_pass)),
-    ]
-    if wait.slices_taken:
-        details.append(_slices(wait.slices_taken))
+class WaitLine(NamedTuple):
+    """A sentence about a stay, and when what it tells began. `step` is None where that is no step."""
+
+    at_ns: int
+    step: int | None
+    text: str
+
+
+def wait_told(wait: Wait) -> list[WaitLine]:
+    """One stay in the queue: how long and by what, then what kept it there, cause by cause, each from when it began."""
+    details = []
+
+    def tell(text: str, at_ns: int | None = None, step: int | None = None) -> None:
+        details.append(WaitLine(wait.from_ns if at_ns is None else at_ns, step, f"  {text}"))
+
+    if len(wait.held) > 1:
+        tell(_shares(wait))
     if wait.ahead:
-        details.append(
+        tell(
             tn(
                 wait.ahead_admitted,
                 "Ahead of it: {requests}; {n} was admitted meanwhile.",
@@ -51,9 +61,44 @@ def wait_told(wait: Wait) -> list[str]:
                 requests=requests(wait.ahead),
             )
         )
+    for refusals in wait.refusals:
+        tell(refused(refusals), refusals.first_ns, refusals.first_step)
+    for stopped in _by_reason(wait.not_reached):
+        tell(_not_reached(stopped), *_first(stopped))
+    for skipped in _by_reason(wait.no_pass):
+        tell(_no_pass(skipped), *_first(skipped))
+    if wait.slices_taken:
+        tell(_slices(wait.slices_taken), wait.slices_ns)
     if wait.overtaken_passes:
-        details.append(_overtaken(wait))
-    return [_how_long(wait), *(f"  {detail}" for detail in details)]
+        tell(_overtaken(wait), wait.overtaken_ns)
+    return [WaitLine(wait.from_ns, wait.from_step, _how_long(wait)), *sorted(details, key=lambda line: line.at_ns)]
+
+
+def _first(facts: Sequence[NotReached | NoPass]) -> tuple[int | None, int]:
+    """When the first of them began, and its step."""
+    first = min(facts, key=lambda fact: fact.first_step)
+    return first.first_ns, first.first_step
+
+
+def _shares(wait: Wait) -> str:
+    """What held it, by share of the stay: what holds a request at last is often the least of it."""
+    total = sum(share.ns for share in wait.held)
+    told = [
+        t(
+            "{cause} {time} ({share})",
+            cause=_holder(share),
+            time=span(share.ns),
+            share=percent_of(share.ns, total),
+        )
+        for share in wait.held[:_NAMED]
+    ]
+    return t("By what held it: {shares}.", shares=apart(told))
+
+
+def _holder(share: HeldShare) -> str:
+    if share.reason is None:
+        return t("no pass yet")
+    return share.reason if share.is_own else t("{reason} ahead of it", reason=share.reason)
 
 
 def _how_long(wait: Wait) -> str:
@@ -94,44 +139,41 @@ def _no_step(*, is_first: bool, is_over: bool, told: dict[str, str]) -> str:
 
 
 def refused(refusals: Refusals) -> str:
-    """How often one reason refused it, and the numbers of the last time."""
+    """In how many steps one reason refused it, and the numbers of the last time."""
     test = need_have(refusals.reason, refusals.need, refusals.have)
     told = {
-        "times": how_often(refusals.count),
-        "steps": steps_from(refusals.first_step, refusals.last_step),
+        "steps": in_steps(refusals.count, refusals.first_step, refusals.last_step),
         "reason": refusals.reason,
         "why": t(REASON_WORDS[refusals.reason]),
         "test": test,
     }
     if not test:
-        return t("Refused {times} ({steps}) by {reason}: {why}.", **told)
+        return t("Refused in {steps} by {reason}: {why}.", **told)
     if refusals.count > 1:
-        return t("Refused {times} ({steps}) by {reason}: {why}; at the last one {test}.", **told)
-    return t("Refused {times} ({steps}) by {reason}: {why}: {test}.", **told)
+        return t("Refused in {steps} by {reason}: {why}; at the last one {test}.", **told)
+    return t("Refused in {steps} by {reason}: {why}: {test}.", **told)
 
 
 def _not_reached(stopped: list[NotReached]) -> str:
     reason = stopped[0].reason
     enders = Counter({fact.rid: fact.count for fact in stopped if fact.rid is not None})
     told = {
-        "times": how_often(sum(fact.count for fact in stopped)),
         "steps": _all_steps(stopped),
         "reason": reason,
         "why": t(REASON_WORDS[reason]),
     }
     if enders:
         return t(
-            "Not looked at {times} ({steps}): the pass ended ahead of it, at {where}, by {reason} ({why}).",
+            "Not looked at in {steps}: the pass ended ahead of it, at {where}, by {reason} ({why}).",
             where=_counted(enders),
             **told,
         )
-    return t("Not looked at {times} ({steps}): the pass ended before its turn by {reason} ({why}).", **told)
+    return t("Not looked at in {steps}: the pass ended before its turn by {reason} ({why}).", **told)
 
 
 def _no_pass(skipped: list[NoPass]) -> str:
     reason = skipped[0].reason
     told = {
-        "count": tn(sum(fact.count for fact in skipped), "{n} step", "{n} steps"),
         "steps": _all_steps(skipped),
         "reason": reason,
         "why": t(REASON_WORDS[reason]),
@@ -140,7 +182,7 @@ def _no_pass(skipped: list[NoPass]) -> str:
     latest = max(marked, key=lambda fact: fact.last_step, default=None)
     by = latest.set_by if latest is not None else None
     if latest is None or by is None:
-        return t("No prefill pass in {count} ({steps}) by {reason}: {why}.", **told)
+        return t("No prefill pass in {steps} by {reason}: {why}.", **told)
     test = need_have(by.reason, by.need, by.have)
     told |= {
         "refused": _counted(Counter({str(fact.set_by_rid): fact.count for fact in marked})),
@@ -151,12 +193,12 @@ def _no_pass(skipped: list[NoPass]) -> str:
     }
     if not test:
         return t(
-            "No prefill pass in {count} ({steps}) by {reason}: {why} after refusing {refused}; "
+            "No prefill pass in {steps} by {reason}: {why} after refusing {refused}; "
             "last {rid} in step {step} by {last_reason}.",
             **told,
         )
     return t(
-        "No prefill pass in {count} ({steps}) by {reason}: {why} after refusing {refused}; "
+        "No prefill pass in {steps} by {reason}: {why} after refusing {refused}; "
         "last {rid} in step {step} by {last_reason}: {test}.",
         **told,
     )
@@ -195,11 +237,11 @@ def _by_reason(facts: Iterable[_C]) -> list[list[_C]]:
 
 
 def _counted(counts: Counter[str]) -> str:
-    """`r7 (12 times), r9 (3 times) and 4 others (5 times)`, most frequent first."""
+    """`r7 (12 steps), r9 (3 steps) and 4 others (5 steps)`, most frequent first."""
     ranked = sorted(counts.items(), key=lambda entry: -entry[1])
-    named = listed(_with(rid, how_often(count)) for rid, count in ranked[:_NAMED])
+    named = listed(_with(rid, steps(count)) for rid, count in ranked[:_NAMED])
     rest = ranked[_NAMED:]
-    return _and_others(named, len(rest), how_often(sum(n for _, n in rest))) if rest else named
+    return _and_others(named, len(rest), steps(sum(n for _, n in rest))) if rest else named
 
 
 def _with(name: str, measure: str) -> str:
@@ -217,4 +259,5 @@ def _and_others(names: str, count: int, measure: str) -> str:
 
 
 def _all_steps(facts: Sequence[NotReached | NoPass]) -> str:
-    return steps_from(min(fact.first_step for fact in facts), max(fact.last_step for fact in facts))
+    first, last = min(fact.first_step for fact in facts), max(fact.last_step for fact in facts)
+    return in_steps(sum(fact.count for fact in facts), first, last)

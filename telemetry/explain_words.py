@@ -99,13 +99,15 @@ def passes(count: int) -> str:
     return tn(count, "{n} pass", "{n} passes")
 
 
-def how_often(count: int) -> str:
-    return tn(count, "{n} time", "{n} times")
+def steps(count: int) -> str:
+    return tn(count, "{n} step", "{n} steps")
 
 
-def steps_from(first: int, last: int) -> str:
-    """`step 7`, `steps 7 to 9`."""
-    return t("step {step}", step=first) if first == last else t("steps {first} to {last}", first=first, last=last)
+def in_steps(count: int, first: int, last: int) -> str:
+    """`step 7`; `3 steps (7 to 9)`: so many of those from the first to the last."""
+    if first == last:
+        return t("step {step}", step=first)
+    return t("{steps} ({first} to {last})", steps=steps(count), first=first, last=last)
 
 
 def ordinal(number: int) -> str:

@@ -93,7 +93,7 @@ class LifeBuilder:
                 )
             case CheckpointRecord():
                 if self._wait is not None:
-                    self._wait.settle(self.rid)
+                    self._wait.settle()
             case EngineStartedRecord():
                 self._started = record
 
@@ -107,7 +107,8 @@ class LifeBuilder:
         elif self._wait is not None:
             self._wait.refused(record.reason, 1, record.step, record.step, (record.need, record.have))
         else:
-            tally = self._parked.setdefault(record.reason, Tally(0, record.step, record.step))
+            began = Tally(0, record.step, record.step, first_ns=record.t_ns)
+            tally = self._parked.setdefault(record.reason, began)
             tally.add(1, record.step, record.step)
             tally.need, tally.have = record.need, record.have
 
@@ -125,9 +126,9 @@ class LifeBuilder:
         # A request that was pushed back in this very step came after its pass.
         if wait is not None and end is not None and record.step > wait.from_step:
             others = tuple(row for row in record.prefills if row.rid != self.rid)
-            wait.passed(record.step, end, self._full_by, others)
+            wait.passed(record.step, end, self._full_by, others, t_ns=record.t_ns)
             if any(self._places.get(row.rid, -1) > wait.place for row in others):
-                wait.overtaken(record.active_policy)
+                wait.overtaken(record.active_policy, record.t_ns)
             wait.later.clear()
         self._watch_full_flag(record)
         if self._chunks and self._chunks[-1].step == record.step:
@@ -218,6 +219,7 @@ class LifeBuilder:
             self._retracted_since_token = record.cause is not Cause.ARRIVE
             others = [state for rid, state in self._states.items() if rid != self.rid]
             self._wait = Waiting(
+                rid=self.rid,
                 from_ns=record.t_ns,
                 from_step=record.step,
                 after=record.cause,
@@ -245,7 +247,7 @@ class LifeBuilder:
     def _close_wait(self, to_ns: int, to_step: int, end: Literal["admitted", "ended"]) -> None:
         wait = self._wait
         assert wait is not None
-        wait.settle(self.rid)
+        wait.settle()
         self._waits.append(wait_fact(wait, to_ns, to_step, end))
         self._wait = None
 
@@ -265,7 +267,7 @@ class LifeBuilder:
             return None
         waits = list(self._waits)
         if self._wait is not None:
-            self._wait.settle(self.rid)
+            self._wait.settle()
             waits.append(wait_fact(self._wait, max(self._t_ns, self._wait.from_ns), self._step, "waiting"))
         started = self._started
         accepted = min(arrived.accepted_ns or arrived.t_ns, arrived.t_ns)

@@ -20,7 +20,10 @@ class _Fact(BaseModel):
 
 
 class Refusals(_Fact):
-    """How often one reason refused it. `need` and `have` are those of the last time."""
+    """In how many steps one reason refused it. `need` and `have` are those of the last one.
+
+    first_ns  when it began; None where the record does not say
+    """
 
     reason: Reason
     count: int
@@ -28,6 +31,7 @@ class Refusals(_Fact):
     last_step: int
     need: float | None
     have: float | None
+    first_ns: int | None = None
 
 
 class NotReached(_Fact):
@@ -38,6 +42,7 @@ class NotReached(_Fact):
     count: int
     first_step: int
     last_step: int
+    first_ns: int | None = None
 
 
 class NoPass(_Fact):
@@ -47,8 +52,21 @@ class NoPass(_Fact):
     count: int
     first_step: int
     last_step: int
+    first_ns: int | None = None
     set_by: Refusals | None = None
     set_by_rid: str | None = None
+
+
+class HeldShare(_Fact):
+    """How much of a stay one reason held it, from each step's plan to the next.
+
+    reason  what refused it, or ended the pass ahead of it; None: no pass had been made since it came
+    is_own  whether it was refused itself
+    """
+
+    reason: Reason | None
+    is_own: bool
+    ns: int
 
 
 class SliceShare(_Fact):
@@ -69,6 +87,8 @@ class Wait(_Fact):
     overtaken_passes  passes that computed prompt of later comers: what `max_overtakes` counts
     overtaken_under  policies that ordered those passes
     slices_taken     who got the prefill budget in the steps where it was spent before this one's turn; most first
+    overtaken_ns, slices_ns   when either began
+    held             the stay by what held it, longest first; they add up to it
     end          admitted | ended | waiting (the record ends)
     """
 
@@ -88,6 +108,9 @@ class Wait(_Fact):
     overtaken_passes: int = 0
     overtaken_under: tuple[str, ...] = ()
     slices_taken: tuple[SliceShare, ...] = ()
+    overtaken_ns: int | None = None
+    slices_ns: int | None = None
+    held: tuple[HeldShare, ...] = ()
     end: Literal["admitted", "ended", "waiting"]
 
 

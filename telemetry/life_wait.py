@@ -7,12 +7,13 @@ pass in which the request was not seen is set aside.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from engine.request import Cause
 from engine.scheduler.decision import Reason
-from telemetry.life_facts import NoPass, NotReached, Refusals, SliceShare, Wait
+from telemetry.life_facts import HeldShare, NoPass, NotReached, Refusals, SliceShare, Wait
 from telemetry.schema_journal import RefusalsFoldedRecord
 from telemetry.schema_parts import PassEndPart, PrefillPart
 
@@ -31,6 +32,7 @@ class Tally:
     last_step: int
     need: float | None = None
     have: float | None = None
+    first_ns: int | None = None
 
     def add(self, count: int, first: int, last: int) -> None:
         """`count` more, between two steps."""
@@ -41,8 +43,9 @@ class Tally:
 
 @dataclass(slots=True)
 class Waiting:
-    """One stay in the queue, being counted. `place` is its place in arrival order."""
+    """One stay of `rid` in the queue, being counted. `place` is its place in arrival order."""
 
+    rid: str
     from_ns: int
     from_step: int
     after: Cause
@@ -63,6 +66,11 @@ class Waiting:
     #: Later comers of the pass whose plan is still to come: if that takes this one too, they did not overtake it.
     later: list[str] = field(default_factory=list)
     slices: Counter[str] = field(default_factory=Counter)
+    #: By step: when it was planned, and what held this request in it: (reason, whether it was refused itself).
+    planned_ns: dict[int, int] = field(default_factory=dict)
+    held: dict[int, tuple[Reason, bool]] = field(default_factory=dict)
+    overtaken_ns: int | None = None
+    slices_ns: int | None = None
 
     def passed(
         self,
@@ -70,9 +78,13 @@ class Waiting:
         end: PassEndPart,
         full_by: tuple[str, Reason, Tally] | None,
         prefills: tuple[PrefillPart, ...] = (),
+        *,
+        t_ns: int,
     ) -> None:
-        """A step was planned while it waited; `full_by` is the refusal that marked the batch full."""
+        """A step was planned at `t_ns` while it waited; `full_by` is the refusal that marked the batch full."""
+        self.planned_ns[step] = t_ns
         if end.stopped_by in _BUDGET_SPENT:
+            self.slices_ns = t_ns if self.slices_ns is None else self.slices_ns
             for row in prefills:
                 self.slices[row.rid] += row.extend_len
         if end.stop != "skipped":
@@ -83,12 +95,16 @@ class Waiting:
         cause = full_by[0] if full_by is not None and end.stopped_by is Reason.FULL_FLAG_SET else None
         tally = self.no_pass.setdefault((end.stopped_by, cause), Tally(0, step, step))
         tally.add(1, step, step)
+        self.held[step] = (end.stopped_by, False)
         if cause is not None and full_by is not None:
             self.full_causes[cause] = full_by[1:]
+            # The mark only repeats what an earlier pass found.
+            self.held[step] = (full_by[1], cause == self.rid)
 
-    def overtaken(self, policy: str | None) -> None:
+    def overtaken(self, policy: str | None, t_ns: int) -> None:
         """A pass computed prompt of a later comer, and left this one waiting."""
         self.overtaken_passes += 1
+        self.overtaken_ns = t_ns if self.overtaken_ns is None else self.overtaken_ns
         self.overtaken_by += self.later
         if policy is not None:
             self.overtaken_under[policy] = None
@@ -96,7 +112,9 @@ class Waiting:
     def refused(
         self, reason: Reason, count: int, first: int, last: int, test: tuple[float | None, float | None]
     ) -> None:
-        """`count` refusals between two steps; `test` is need and have of the last."""
+        """`count` refusals between two steps, none of them counted yet; `test` is need and have of the last."""
+        if count == 1:
+            self.held[last] = (reason, True)
         tally = self.refusals.setdefault(reason, Tally(0, first, last))
         tally.add(count, first, last)
         if test != (None, None):
@@ -108,21 +126,34 @@ class Waiting:
         inside = [entry for entry in self.unseen if line.first_step <= entry[0] <= line.last_step]
         inside.sort(key=lambda entry: entry[1].rid != line.rid)
         known = {step for step, _ in inside[: line.count]}
+        self.held |= dict.fromkeys(known, (line.reason, True))
         self.unseen = [entry for entry in self.unseen if entry[0] not in known]
 
-    def settle(self, rid: str) -> None:
+    def settle(self) -> None:
         """No fold is open: what is still set aside did not reach it, or (in a cut record) ended at it."""
         for step, end in self.unseen:
-            if end.rid == rid:
+            if end.rid == self.rid:
                 self.refused(end.stopped_by, 1, step, step, (None, None))
             else:
                 tally = self.not_reached.setdefault((end.stopped_by, end.rid), Tally(0, step, step))
                 tally.add(1, step, step)
+                self.held[step] = (end.stopped_by, False)
         self.unseen.clear()
 
+    def shares(self, to_ns: int) -> tuple[HeldShare, ...]:
+        """The stay up to `to_ns` by what held it, longest first."""
+        spent: Counter[tuple[Reason | None, bool]] = Counter()
+        at_ns, by = self.from_ns, (None, False)
+        for step, t_ns in self.planned_ns.items():
+            spent[by] += t_ns - at_ns
+            at_ns, by = t_ns, self.held.get(step, by)
+        spent[by] += to_ns - at_ns
+        return tuple(HeldShare(reason=by[0], is_own=by[1], ns=ns) for by, ns in spent.most_common() if ns > 0)
 
-def refusals(reason: Reason, tally: Tally) -> Refusals:
-    """The tally as a fact."""
+
+def refusals(reason: Reason, tally: Tally, planned_ns: Mapping[int, int] | None = None) -> Refusals:
+    """The tally as a fact. `planned_ns`: when each step was planned, where the tally does not know."""
+    first_ns = tally.first_ns if planned_ns is None else planned_ns.get(tally.first_step)
     return Refusals(
         reason=reason,
         count=tally.count,
@@ -130,6 +161,7 @@ def refusals(reason: Reason, tally: Tally) -> Refusals:
         last_step=tally.last_step,
         need=tally.need,
         have=tally.have,
+        first_ns=first_ns,
     )
 
 
@@ -144,6 +176,7 @@ def wait_fact(wait: Waiting, to_ns: int, to_step: int, end: Literal["admitted", 
                 count=tally.count,
                 first_step=tally.first_step,
                 last_step=tally.last_step,
+                first_ns=wait.planned_ns.get(tally.first_step),
                 set_by=refusals(*cause) if cause is not None else None,
                 set_by_rid=rid,
             )
@@ -157,10 +190,15 @@ def wait_fact(wait: Waiting, to_ns: int, to_step: int, end: Literal["admitted", 
         ahead=wait.ahead,
         running=wait.running,
         passes=wait.passes,
-        refusals=tuple(refusals(reason, tally) for reason, tally in wait.refusals.items()),
+        refusals=tuple(refusals(reason, tally, wait.planned_ns) for reason, tally in wait.refusals.items()),
         not_reached=tuple(
             NotReached(
-                reason=reason, rid=rid, count=tally.count, first_step=tally.first_step, last_step=tally.last_step
+                reason=reason,
+                rid=rid,
+                count=tally.count,
+                first_step=tally.first_step,
+                last_step=tally.last_step,
+                first_ns=wait.planned_ns.get(tally.first_step),
             )
             for (reason, rid), tally in wait.not_reached.items()
         ),
@@ -170,5 +208,8 @@ def wait_fact(wait: Waiting, to_ns: int, to_step: int, end: Literal["admitted", 
         overtaken_passes=wait.overtaken_passes,
         overtaken_under=tuple(wait.overtaken_under),
         slices_taken=tuple(SliceShare(rid=rid, tokens=tokens) for rid, tokens in wait.slices.most_common()),
+        overtaken_ns=wait.overtaken_ns,
+        slices_ns=wait.slices_ns,
+        held=wait.shares(to_ns),
         end=end,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from telemetry.explain_words import apart, clauses, code_words, following, span
-from telemetry.live_explain_now import SliceGiven, now_told
+from telemetry.live_explain_now import AHEAD_SHOWN, GIVEN_SHOWN, SliceGiven, now_told
 from telemetry.live_explain_wait import partition, waits_told
 from telemetry.observe import DecisionRow, RequestDetail, Timeline
 from telemetry.words import mark, t, tn
@@ -79,6 +79,15 @@ def sentences(
             t("It ended after {time} with {tokens} tokens: {finish}.", time=took, tokens=request.outputs, finish=finish)
         )
     return tuple(lines)
+
+
+def ids_named(detail: RequestDetail, ahead: tuple[str, ...], slices: tuple[SliceGiven, ...]) -> tuple[str, ...]:
+    """The ids that `sentences` of the same may name, its own first."""
+    entry = detail.queue
+    last = entry.overtaker.rid if entry is not None and entry.overtaker is not None else None
+    stopped = entry.who_stopped if entry is not None else None
+    found = (detail.request.rid, *ahead[:AHEAD_SHOWN], *(one.rid for one in slices[:GIVEN_SHOWN]), stopped, last)
+    return tuple(dict.fromkeys(rid for rid in found if rid is not None))
 
 
 def _decision(decision: DecisionRow) -> str:

@@ -29,8 +29,8 @@ _REMEDY: Final = {
     "delay": mark("It is looked at once the delay ends, which is configured."),
     "prefill_max": mark("The next step takes as many prompts again, or more with a larger prefill_max_requests."),
 }
-_AHEAD_SHOWN: Final = 3
-_GIVEN_SHOWN: Final = 3
+AHEAD_SHOWN: Final = 3
+GIVEN_SHOWN: Final = 3
 #: Refusals behind which others got the step's prefill budget: who, is the question.
 _BUDGET_SPENT: Final = frozenset({"chunk_exhausted", "chunk_below_page", "chunk_slot_taken", "compute_exhausted"})
 
@@ -54,7 +54,7 @@ def now_told(
     if entry.reason in _BUDGET_SPENT and slices:
         lines.append(_given(slices))
     if ahead:
-        lines.append(t("Ahead of it: {names}.", names=first_few(ahead, _AHEAD_SHOWN)))
+        lines.append(t("Ahead of it: {names}.", names=first_few(ahead, AHEAD_SHOWN)))
     lines += _overtaken(entry)
     lines.append(t(_REMEDY[entry.blocker]))
     return [line for line in lines if line]
@@ -117,10 +117,10 @@ def _given(slices: tuple[SliceGiven, ...]) -> str:
             tokens=f"{one.tokens:,}",
             lacked=f"{one.lacked:,}",
         )
-        for one in slices[:_GIVEN_SHOWN]
+        for one in slices[:GIVEN_SHOWN]
     )
-    if len(slices) > _GIVEN_SHOWN:
-        return t("The last pass gave {shares} and {n} more.", shares=shares, n=len(slices) - _GIVEN_SHOWN)
+    if len(slices) > GIVEN_SHOWN:
+        return t("The last pass gave {shares} and {n} more.", shares=shares, n=len(slices) - GIVEN_SHOWN)
     return t("The last pass gave {shares}.", shares=shares)
 
 

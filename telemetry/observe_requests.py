@@ -207,7 +207,11 @@ class RequestDetail(Head):
 
 
 class Explanation(Head):
-    """Why a request waits, was late, or ended: plain sentences with numbers, in order of time."""
+    """Why a request waits, was late, or ended: plain sentences with numbers, in order of time.
+
+    named  request ids that stand in them, whole
+    """
 
     rid: str
     sentences: tuple[str, ...]
+    named: tuple[str, ...] = ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
+from typing import Final
 
 import streamlit as st
 
@@ -14,7 +16,10 @@ from dashboard.session import Viewer, box_key, on_box
 from dashboard.tables import Table
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
-from telemetry.observe import Head, PageFact
+from telemetry.explain_ids import abbreviated
+from telemetry.observe import Explanation, Head, PageFact
+
+_MARKED: Final = re.compile("\0(.*?)\1(.*?)\2")
 
 
 def legend(items: list[tuple[str, str, str]], *, shape: str = "box") -> None:
@@ -105,6 +110,15 @@ def _with_code(text: str) -> str:
     return "".join(f"<code>{escape(part)}</code>" if at % 2 else escape(part) for at, part in enumerate(parts))
 
 
+def explained(told: Explanation | None) -> str:
+    """HTML of the sentences. A long id is whole where it is first met; after that, short, and whole as a hint."""
+    sentences, ids = (told.sentences, told.named) if told is not None else ((), ())
+    # Marked first and escaped after: a short form of what is escaped might end within an entity.
+    marked = abbreviated(sentences, ids, "\0{}\1{}\2".format)
+    lines = (_MARKED.sub(r'<span title="\1">\2</span>', escape(line)) for line in marked)
+    return f'<ol class="explain" data-testid="explain">{"".join(f"<li>{line}</li>" for line in lines)}</ol>'
+
+
 def request_story(viewer: Viewer, rid: str) -> None:
     """Why a request waits, was late or ended, in sentences. The view "Requests" tells the rest."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
@@ -119,5 +133,4 @@ def request_story(viewer: Viewer, rid: str) -> None:
         rest = found.error or t("It keeps the latest requests only. Pick another one.")
         st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(rest)}</span></div>')
         return
-    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.explanation.sentences)
-    st.html(f'<ol class="explain" data-testid="explain">{sentences}</ol>')
+    st.html(explained(found.explanation))

@@ -15,7 +15,7 @@ from dashboard.frames_latency import with_order
 from dashboard.places import TRACE_ID
 from dashboard.session import Viewer
 from dashboard.theme import cause_colour
-from dashboard.views.parts import legend, read_later
+from dashboard.views.parts import explained, legend, read_later
 from dashboard.words import t
 from telemetry.observe import Lane, RequestDetail, Timeline
 
@@ -35,9 +35,7 @@ def full_story(viewer: Viewer, rid: str) -> None:
     left, right = st.columns([1.25, 1], gap="medium")
     with left:
         st.subheader(t("What happened, and why"), anchor=False)
-        sentences = found.explanation.sentences if found.explanation is not None else ()
-        lines = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-        st.html(f'<ol class="explain" data-testid="explain">{lines}</ol>')
+        st.html(explained(found.explanation))
         read_later(viewer, detail)
     with right:
         _where_ttft_went(viewer, detail.timeline)

@@ -16,6 +16,7 @@ from telemetry.life_facts import (
     ChunkFact,
     EndFact,
     GapFact,
+    HeldShare,
     Life,
     NoPass,
     NotReached,
@@ -115,6 +116,10 @@ class Maker:
             overtaken_under=tuple(dice.sample(list(Policy), dice.choice((0, 1, 2)))),
             slices_taken=tuple(
                 SliceShare(rid=self.rid(), tokens=self.count()) for _ in range(dice.choice((0, 1, 6, 9)))
+            ),
+            held=tuple(
+                HeldShare(reason=None if at == 1 else self.reason(), is_own=dice.random() < 0.5, ns=self.count() * MS)
+                for at in range(dice.choice((0, 1, 3, 7)))
             ),
             end=dice.choice(("admitted", "ended", "waiting")),
         )
@@ -256,7 +261,7 @@ class Maker:
             policy=dice.choice((*Policy, "")),
             order_key=dice.choice(KEYS),
             key=self.maybe(96.0),
-            own_key=dice.choice((None, 0.0, 96.0)),
+            own_key=dice.choice((None, 0.0, 96.0, 96.0)),
         )
         need = self.maybe(dice.choice((1.0, 3.0, 500.5)))
         return QueueEntry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from engine.events import AdmissionDecided, RequestTransitioned, StepPlanned
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import Reason
 from telemetry.explain import AmbiguousRequest, Explanation, UnknownRequest, explain, explain_records
+from telemetry.explain_ids import abbreviated
 from telemetry.explain_life import told
 from telemetry.explain_words import REASON_WORDS, amount, need_have, span, times, wall
 from telemetry.journal import JournalSink
@@ -82,6 +84,10 @@ def test_facts_agree_with_the_events_for_every_request(runs: list[tuple[Path, li
                 ]
                 counted = sum(r.count for r in wait.refusals) + sum(n.count for n in wait.not_reached)
                 assert wait.passes == len(passes) == counted + (wait.end == "admitted")
+                assert sum(share.ns for share in wait.held) == wait.to_ns - wait.from_ns
+                for fact in (*wait.refusals, *wait.not_reached, *wait.no_pass):
+                    planned = next(e for e in events if isinstance(e, StepPlanned) and e.step == fact.first_step)
+                    assert fact.first_ns == planned.t_ns
 
 
 def _ends_before(closing: RequestTransitioned, events: list[Any]) -> bool:
@@ -102,6 +108,44 @@ def test_folding_loses_nothing_of_a_story(tmp_path: Path, simulated: Any) -> Non
     records = [record_of(event) for event in run.recorded.events]
     for rid in rids_of(run.recorded.events):
         assert explain(path, rid).life == explain_records(records, rid).life
+
+
+def test_each_sentence_about_a_wait_is_dated_when_what_it_tells_began() -> None:
+    """Dated at the end of the wait, all of them had one time, and none said when a cause came and another went."""
+    story = explain(JOURNAL, "r9")
+    [wait] = story.life.waits
+    began = {line.text.strip().split(" by ")[0]: line for line in story.sentences}
+    refused, full = began["Refused in 3 steps (34 to 36)"], began["No prefill pass in 24 steps (8 to 44)"]
+    assert (refused.step, full.step) == (34, 8)
+    assert began["Waited 234.0 ms, steps 7 to 45, 15 prefill passes."].at_ns == wait.from_ns - story.life.accepted_ns
+    assert wait.from_ns < full.at_ns + story.life.accepted_ns < refused.at_ns + story.life.accepted_ns < wait.to_ns
+    assert " time" not in refused.text + full.text, "steps are counted, and are called steps"
+
+
+def test_a_wait_is_told_by_what_held_it() -> None:
+    story = explain(JOURNAL, "r9")
+    shares = next(line.text for line in story.sentences if "By what held it" in line.text)
+    assert "kv_total_exhausted ahead of it 121.9 ms (52 %), kv_total_exhausted 70.9 ms (30 %)" in shares
+
+
+def test_a_long_id_is_whole_once_and_then_short_but_for_the_json(tmp_path: Path, simulated: Any) -> None:
+    long, later = "chatcmpl-0123456789abcdef-first", "chatcmpl-0123456789abcdef-later"
+    run = simulated(tmp_path / "run.jsonl", 3, policy=Policy.SHORTEST_PREFILL_FIRST)
+    run.add("ahead", tuple(range(100, 120)), 4)
+    run.add(long, tuple(range(500)), 4)
+    for number in range(6):
+        run.add(f"{later}{number}", tuple(range(200 + number, 260 + number)), 4)
+    run.play(0)
+    story = explain(tmp_path / "run.jsonl", long)
+    named = [rid for wait in story.life.waits for rid in wait.overtaken_by]
+    assert named
+    for rid in {long, *named}:
+        assert story.text().count(rid) == 1, rid
+    assert any(json.loads(story.model_dump_json())["sentences"][at]["text"].count(named[0]) for at in range(9))
+    text = [f"a {long}", f"b {long}，and {long}x, not x{later}"]
+    assert abbreviated(text, [long, later]) == [f"a {long}", f"b chatcmpl-01…-first，and {long}x, not x{later}"]
+    twins = [f"{'t' * 20}1{'t' * 20}", f"{'t' * 20}2{'t' * 20}"]
+    assert abbreviated([" ".join(twins)] * 2, twins) == [" ".join(twins)] * 2, "one short form would mean both"
 
 
 def test_a_fold_is_matched_with_the_passes_that_ended_at_the_request(tmp_path: Path, numbered: Any) -> None:
