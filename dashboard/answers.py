@@ -60,7 +60,7 @@ def _longest(queue: QueueAnswer | None) -> Answer:
     if queue is None or not queue.entries:
         return t("Nobody waits."), "", {"view": "requests", "list": "live"}
     entry = max(queue.entries, key=lambda each: each.age_s)
-    why = f"{f.words(entry.blocker)}: {t(f.BLOCKER_WORDS.get(entry.blocker, ''))}".rstrip(": ")
+    why = f"{f.words(entry.blocker)}: {f.blocker_words(entry.blocker, entry.reason)}".rstrip(": ")
     if entry.blocker == "order" and entry.who_stopped:
         why += f" ({f.short_rid(entry.who_stopped)}: {f.words(entry.reason)})"
     elif entry.need is not None and entry.have is not None:

@@ -16,7 +16,7 @@ THIN: Final = "\u202f"
 #: What each blocker means, for people who have not read the rule book.
 BLOCKER_WORDS: Final = {
     "compute": mark("the input budget of a step is spent"),
-    "chunk": mark("the chunk budget of a step is spent"),
+    "chunk": mark("the chunk budget of a step is spent, or less than one page of it is left"),
     "kv_now": mark("no free or evictable pages for the prompt now"),
     "kv_total": mark("future output of running requests is promised the rest"),
     "rows": mark("the limit of running requests is reached"),
@@ -27,6 +27,21 @@ BLOCKER_WORDS: Final = {
     "delay": mark("the policy delays prefill"),
     "prefill_max": mark("the limit of prefills in one pass is reached"),
 }
+
+#: The same by reason, where the reason says more.
+_BY_REASON: Final = {
+    "chunk_exhausted": mark("the chunk budget of a step is spent"),
+    "chunk_below_page": mark("less than one page is left of the chunk budget of a step"),
+}
+
+
+def blocker_words(blocker: str, reason: str | None = None) -> str:
+    """What a blocker means; "" for one that this page does not know. Under `order` the reason is another request's."""
+    known = BLOCKER_WORDS.get(blocker)
+    if known is None:
+        return ""
+    return t(known if blocker == "order" else _BY_REASON.get(reason or "", known))
+
 
 LEDGER_NAMES: Final = {
     "rem_input": "input",

@@ -103,7 +103,7 @@ def queue_sentence(told: LatencyBreakdown) -> tuple[str, str] | None:
         numbers += " " + t(
             "What held them longest: {blocker} ({why}), {time} on average.",
             blocker=with_order(most, tail.order_ns),
-            why=t(f.BLOCKER_WORDS.get(most, most)),
+            why=f.blocker_words(most) or most,
             time=f.duration(tail.blockers_ns[most] / tail.count / 1e9),
         )
     return headline, numbers

@@ -279,7 +279,7 @@ def _violations_tile(status: EngineStatus, place: Place, broken: int | None) -> 
 
 def _why(blocker: str, status: EngineStatus | None) -> str:
     """A blocker in words; those behind somebody are told what stopped the one in front."""
-    why = t(f.BLOCKER_WORDS.get(blocker, ""))
+    why = f.blocker_words(blocker)
     cause = status.last_pass_ended_by if status is not None else None
     return f"{why}: {f.words(cause)}" if blocker == "order" and cause is not None else why
 

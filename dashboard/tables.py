@@ -90,7 +90,7 @@ def _queue_row(entry: dict[Any, Any], oldest: float, colours: Palette) -> dict[s
     blocker = str(entry["blocker"])
     who = _given(entry["who_stopped"])
     reason = _given(entry["reason"])
-    why = t(f.BLOCKER_WORDS.get(blocker, f.words(blocker)))
+    why = f.blocker_words(blocker, reason) or f.words(blocker)
     retracted = " · retracted" if entry["state"] == "retracted" else ""
     title = t("{why}. Last reason: {reason}.", why=why, reason=f.words(reason)) if reason else why
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from telemetry.explain_words import amount, apart, clauses, code_words, counted_test, first_few, passes, span
-from telemetry.live_explain_wait import MEANING, ends_told, joined, partition
+from telemetry.live_explain_wait import ends_told, joined, meaning, partition
 from telemetry.observe import QueueEntry, Timeline, WaitSpan
 from telemetry.policy_words import bound_words, overtaken_words, overtaker_words
 from telemetry.words import mark, t
@@ -61,7 +61,7 @@ def now_told(
 
 
 def _waits_now(entry: QueueEntry, timeline: Timeline) -> str:
-    why = [t(MEANING[entry.blocker])]
+    why = [meaning(entry.blocker, entry.reason)]
     if entry.blocker == "order" and entry.reason is not None:
         reason = code_words(entry.reason)
         if entry.who_stopped:

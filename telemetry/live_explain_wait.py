@@ -12,7 +12,7 @@ from telemetry.words import mark, t, tn
 #: What each blocker means to somebody who waits.
 MEANING: Final = {
     "compute": mark("the step's prefill tokens were used up (rem_input)"),
-    "chunk": mark("the step's prefill slice was used up (rem_chunk)"),
+    "chunk": mark("the step's prefill slice was used up, or less than one page of it was left (rem_chunk)"),
     "kv_now": mark("there was no room in the K/V pool at that moment (remaining_current)"),
     "kv_total": mark(
         "its whole future did not fit the K/V pool beside what running requests are promised (remaining_total)"
@@ -30,6 +30,18 @@ _ENDS_SHOWN: Final = 3
 _SHARES_SHOWN: Final = 5
 #: Shorter waits are not told beside longer ones: every request waits for the end of the step that it came into.
 _TELLING_S: Final = 0.001
+
+
+#: The same by reason, where the reason says more.
+_BY_REASON: Final = {
+    "chunk_exhausted": mark("the step's prefill slice was used up (rem_chunk)"),
+    "chunk_below_page": mark("less than one page was left of the step's prefill slice (rem_chunk)"),
+}
+
+
+def meaning(blocker: str, reason: str | None) -> str:
+    """What held it, in words; under `order` the reason is that of the one ahead."""
+    return t(MEANING[blocker] if blocker == "order" else _BY_REASON.get(reason or "", MEANING[blocker]))
 
 
 def waits_told(waits: Sequence[WaitSpan]) -> list[str]:
@@ -66,10 +78,14 @@ def _with_ends(blocker: str, order_ns: Mapping[str, int]) -> str:
     return t("order, most of it behind {reason},", reason=code_words(most))
 
 
+def _in_words(stretch: WaitSpan) -> str:
+    return meaning(stretch.blocker, stretch.reason)
+
+
 def _waited(stretch: WaitSpan) -> str:
     told = {
         "time": span(stretch.end_ns - stretch.start_ns),
-        "why": t(MEANING[stretch.blocker]),
+        "why": meaning(stretch.blocker, stretch.reason),
         "passes": passes(stretch.passes),
         "ends": ends_told(stretch),
     }
@@ -109,7 +125,8 @@ def joined(waits: Sequence[WaitSpan]) -> list[WaitSpan]:
     out: list[WaitSpan] = []
     for stretch in waits:
         last = out[-1] if out else None
-        if last is not None and last.blocker == stretch.blocker != "order" and last.end_ns == stretch.start_ns:
+        is_on = last is not None and last.blocker == stretch.blocker != "order" and last.end_ns == stretch.start_ns
+        if last is not None and is_on and _in_words(last) == _in_words(stretch):
             together = {"end_ns": stretch.end_ns, "passes": last.passes + stretch.passes}
             out[-1] = last.model_copy(update=together)
         else:

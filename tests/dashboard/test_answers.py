@@ -92,6 +92,14 @@ def test_what_held_it_most_is_named_beside_what_holds_it_now() -> None:
     assert alone.endswith("; KV total held it all that time")
 
 
+def test_less_than_a_page_of_a_budget_is_not_called_spent() -> None:
+    short = waiting("a", 1.0, blocker="chunk", reason="chunk_below_page", need=16, have=7)
+    said = line(Look(queue=queue(short)), "longest")["rest"]
+    assert said == "chunk: less than one page is left of the chunk budget of a step (needs 16 tok, has 7)"
+    spent = waiting("a", 1.0, blocker="chunk", reason="chunk_exhausted")
+    assert line(Look(queue=queue(spent)), "longest")["rest"] == "chunk: the chunk budget of a step is spent"
+
+
 def test_behind_others_the_limit_that_held_those_is_named() -> None:
     held, ends = {"order": 6_000_000_000, "chunk": 1}, {"kv_total_exhausted": 6_000_000_000}
     entry = waiting("a", 6.0, blocker="chunk", held_ns=held, order_ns=ends)

@@ -72,6 +72,23 @@ def test_a_wait_with_one_cause_needs_no_shares() -> None:
     assert not [line for line in watched.told("new") if line.startswith("By what held it")]
 
 
+def test_a_slice_with_less_than_a_page_left_is_not_called_used_up() -> None:
+    """Slice 24, page 16: `first` takes 16 and leaves 8; the piece of `waits` would need a page."""
+    watched = Watched(
+        engine_config(
+            page_size=16, num_pages=100, chunked_prefill_size=24, truncation_align_size=16, schedule_policy="fcfs"
+        )
+    )
+    watched.run.add("first", 16, 4)
+    watched.run.add("waits", 40, 4)
+    watched.run.timed_step()
+    entry = watched.entry("waits")
+    assert (entry.blocker, entry.reason, entry.need, entry.have) == ("chunk", "chunk_below_page", 16, 8)
+    now = next(line for line in watched.told("waits") if line.startswith("It is waiting now"))
+    assert "less than one page was left of the step's prefill slice (rem_chunk); it needs 16 and there are 8" in now
+    assert not [line for line in watched.told("waits") if "used up" in line]
+
+
 # -- who went first, and by which rule ---------------------------------------------------------------------------------
 
 
