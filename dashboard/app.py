@@ -52,6 +52,7 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
     speak(viewer.language)
     downloads.begin()
     done = frame.hear(viewer, components.told_by_page())
+    frame.begin_pause(viewer)
     name = frame.open_view(viewer)
     view = VIEWS[name]
     look = viewer.look(*_HEAD_PARTS, *view.parts)

@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -60,7 +60,13 @@ _WANTED_S: Final = 12.0
 _MAX_DETAILS: Final = 16
 _MAX_ASKED: Final = 32
 
+#: Tries to get a look of one step from an engine that goes on.
+_MOMENT_TRIES: Final = 3
+
 _A = TypeVar("_A")
+
+#: What a view asks beside a look: the question to the source, by its key.
+Questions = Mapping[tuple[object, ...], Callable[[Source], Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,7 @@ class Feed:
         self._wall = wall
         self._mono = mono
         self._fetching = threading.Lock()
-        self._pool = ThreadPoolExecutor(max_workers=len(PARTS) + 1, thread_name_prefix="feed")
+        self._pool = ThreadPoolExecutor(max_workers=len(PARTS) + 3, thread_name_prefix="feed")
         self._look = Look()
         self._later: Future[Look] | None = None
         self._tried_mono_s = float("-inf")
@@ -211,6 +217,22 @@ class Feed:
             while len(self._asked) > _MAX_ASKED:
                 self._asked.popitem(last=False)
             return known
+
+    def moment(self, parts: frozenset[str], questions: Questions) -> tuple[Look, dict[tuple[object, ...], Asked[Any]]]:
+        """A look with `parts` and the answers to `questions`, by key, all asked at once: of one step if the engine can.
+
+        A busy engine answers between two of its steps, and may make one meanwhile: then it is asked again, a few times.
+        """
+        for _ in range(_MOMENT_TRIES):
+            asking = {
+                key: self._pool.submit(self.ask, key, question, max_age_s=0.0) for key, question in questions.items()
+            }
+            look = self.look(parts, max_age_s=0.0)
+            asked = {key: each.result() for key, each in asking.items()}
+            values = [look.status, *(getattr(look, part) for part in parts), *(each.value for each in asked.values())]
+            if look.error is not None or len({value.step for value in values if value is not None}) < 2:
+                break
+        return look, asked
 
     def _is_fresh(self, parts: frozenset[str], max_age_s: float) -> bool:
         tried_lately = self._mono() - self._tried_mono_s < max_age_s

@@ -15,7 +15,7 @@ from dashboard.feed import Look
 from dashboard.fleet import fleet_table
 from dashboard.session import INTERVALS_S, Viewer, box_key, on_box
 from dashboard.told import Told, selections_of
-from dashboard.views import VIEWS
+from dashboard.views import VIEWS, kv
 from dashboard.words import LANGUAGES, t
 
 #: Times as fast as it was.
@@ -55,7 +55,7 @@ def pace(viewer: Viewer, *, moves: bool = True) -> None:
             t("Pause"),
             value=viewer.is_paused,
             key=pause,
-            on_change=on_box("pause", pause, lambda paused: viewer.set_pause(paused=paused)),
+            on_change=on_box("pause", pause, lambda paused: _set_pause(viewer, paused=paused)),
             help=t("All panels stand at one moment. Key: space."),
         )
         interval = box_key("interval", viewer.interval_s)
@@ -211,11 +211,21 @@ def _on_key(viewer: Viewer, key: str) -> None:
 
 def _pause_or_play(viewer: Viewer) -> None:
     if viewer.recording is None:
-        viewer.set_pause(paused=not viewer.is_paused)
+        _set_pause(viewer, paused=not viewer.is_paused)
     elif viewer.is_playing:
         viewer.stop()
     else:
         viewer.play(speed=_speed())
+
+
+def _set_pause(viewer: Viewer, *, paused: bool) -> None:
+    viewer.set_pause(paused=paused, questions=kv.questions(viewer))
+
+
+def begin_pause(viewer: Viewer) -> None:
+    """The pause that a link says, before anything is drawn."""
+    if viewer.is_paused and not viewer.is_held:
+        _set_pause(viewer, paused=True)
 
 
 def _step_of_pause(viewer: Viewer, steps: list[int], by: int) -> None:

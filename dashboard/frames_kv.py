@@ -140,6 +140,12 @@ def only_child(tree: TreeAnswer) -> int | None:
     return first.node if first is not None and first.children else None
 
 
+def opened_in(tree: TreeAnswer) -> tuple[int, ...]:
+    """The node that was asked for open because it is the only one below the root."""
+    tops = [row.node for row in tree.rows if row.depth == 1]
+    return tuple(tops) if len(tops) == 1 and len(tree.rows) > 1 else ()
+
+
 def tree_rows(tree: TreeAnswer, opened: tuple[int, ...], top: int) -> list[dict[str, Any]]:
     """Rows of the explorer: nodes as far as they are open, and after the last child of each what was left out."""
     largest = max((row.pages_below for row in tree.rows), default=1)

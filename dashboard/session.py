@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from dashboard.feed import PARTS, Asked, Detail, Feed, Look
+from dashboard.feed import PARTS, Asked, Detail, Feed, Look, Questions
 from dashboard.places import Opened, Place, Settings
 from dashboard.recorded_feed import RecordedFeed
 from dashboard.theme import Palette, palette
@@ -291,12 +291,21 @@ class Viewer:
         """Refresh every `interval_s` seconds, one of INTERVALS_S."""
         st.session_state["interval_s"] = interval_s
 
-    def set_pause(self, *, paused: bool) -> None:
-        """Keep one look with all parts when the pause begins, so that every panel stands at the same moment."""
-        st.session_state["frozen_detail"] = st.session_state["frozen_asked"] = None
-        stands = paused and not self.place.is_recorded
-        st.session_state["frozen"] = self._feed.look(PARTS, max_age_s=0.0) if stands else None
+    def set_pause(self, *, paused: bool, questions: Questions | None = None) -> None:
+        """Keep one look with all parts when the pause begins, so that every panel stands at the same moment.
+
+        questions  what views will ask beside it: asked together with it, not when somebody comes to look
+        """
+        for name in ("frozen", "frozen_detail", "frozen_asked"):
+            st.session_state[name] = None
+        if paused and not self.place.is_recorded:
+            st.session_state["frozen"], st.session_state["frozen_asked"] = self._feed.moment(PARTS, questions or {})
         self.select("pause", 1 if paused else None)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a pause has its look: one that a link says begins when the page is first drawn."""
+        return isinstance(st.session_state.get("frozen"), Look)
 
 
 def box_key(name: str, value: object) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import streamlit as st
 
 from dashboard import charts_kv as charts
@@ -12,8 +15,9 @@ from dashboard.component_tree import tree_explorer
 from dashboard.feed import Look
 from dashboard.page_map import page_map_data
 from dashboard.session import Viewer, natural
-from dashboard.views.parts import choice, legend, page_fact, read_later, waiting_for_engine
+from dashboard.views.parts import choice, legend, page_fact, page_question, read_later, waiting_for_engine
 from dashboard.words import mark, t
+from telemetry.client import Source
 from telemetry.observe import PageFact, PageMap, PoolAnswer, TreeAnswer
 
 _MODES = {"state": mark("By state"), "owner": mark("By owner")}
@@ -116,21 +120,34 @@ def _top(viewer: Viewer) -> int:
     return top if top in frames.TOPS else frames.TOPS[0]
 
 
-def _asked_tree(viewer: Viewer) -> tuple[TreeAnswer | None, tuple[int, ...]]:
-    """(the answer, the nodes that are open in it). Until somebody opens one, a root with one child is shown open."""
+def questions(viewer: Viewer) -> dict[tuple[object, ...], Callable[[Source], Any]]:
+    """What this view asks beside its look, by key, for who asks ahead of it: the tree, and the chosen page."""
+    asked: list[tuple[tuple[object, ...], Callable[[Source], Any]]] = [_tree_question(viewer)]
+    page = viewer.selection("page", natural)
+    if page is not None:
+        asked.append(page_question(page))
+    return dict(asked)
+
+
+def _tree_question(viewer: Viewer) -> tuple[tuple[object, ...], Callable[[Source], TreeAnswer | None]]:
+    """Key and question. Until somebody opens a node, a root with one child is asked for with that one open."""
     node, top = viewer.selection("node", natural), _top(viewer)
-
-    def asked(opened: tuple[int, ...]) -> TreeAnswer | None:
-        return viewer.ask(
-            "tree", node, opened, top, question=lambda source: source.tree(node=node, opened=opened, top=top)
-        ).value
-
     chosen = viewer.selection("open", frames.open_nodes)
-    tree = asked(chosen or ())
-    only = None if chosen is not None or tree is None else frames.only_child(tree)
-    if only is None:
-        return tree, chosen or ()
-    return asked((only,)), (only,)
+
+    def question(source: Source) -> TreeAnswer | None:
+        tree = source.tree(node=node, opened=chosen or (), top=top)
+        only = None if chosen is not None or tree is None else frames.only_child(tree)
+        return tree if only is None else source.tree(node=node, opened=(only,), top=top)
+
+    return ("tree", node, chosen, top), question
+
+
+def _asked_tree(viewer: Viewer) -> tuple[TreeAnswer | None, tuple[int, ...]]:
+    """(the answer, the nodes that are open in it)."""
+    key, question = _tree_question(viewer)
+    tree = viewer.ask(*key, question=question).value
+    chosen = viewer.selection("open", frames.open_nodes)
+    return tree, frames.opened_in(tree) if chosen is None and tree is not None else chosen or ()
 
 
 def _tree(viewer: Viewer, tree: TreeAnswer | None, opened: tuple[int, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
 from typing import Final
@@ -16,6 +16,7 @@ from dashboard.session import Viewer, box_key, on_box
 from dashboard.tables import Table
 from dashboard.troubles import Trouble, trouble
 from dashboard.words import t
+from telemetry.client import Source
 from telemetry.explain_ids import abbreviated
 from telemetry.observe import Explanation, Head, PageFact
 
@@ -66,17 +67,24 @@ def choice_of(viewer: Viewer, name: str, options: Mapping[str, str], *, unless_c
 
 def page_fact(viewer: Viewer, page: int) -> Asked[PageFact]:
     """Who holds one page; the same question wherever it is asked."""
-    return viewer.ask("page", page, question=lambda source: source.page(page))
+    key, question = page_question(page)
+    return viewer.ask(*key, question=question)
+
+
+def page_question(page: int) -> tuple[tuple[object, ...], Callable[[Source], PageFact | None]]:
+    """Its key, and the question itself."""
+    return ("page", page), lambda source: source.page(page)
 
 
 def read_later(viewer: Viewer, answer: Head) -> None:
-    """Says so where `answer` was asked for after the pause began: it may not fit what else is shown."""
+    """Says by how much `answer` is younger than a paused page: it may not fit what else is shown."""
     status = viewer.look().status if viewer.is_paused else None
     if status is not None and answer.step > status.step:
         st.caption(
             t(
-                "Read at step {step}; the rest stands at step {paused}.",
+                "Read at step {step}, {time} later; the rest stands at step {paused}.",
                 step=f.count(answer.step),
+                time=f.duration(max(answer.t_ns - status.t_ns, 0) / 1e9),
                 paused=f.count(status.step),
             )
         )

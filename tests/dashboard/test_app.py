@@ -225,6 +225,29 @@ def test_while_paused_what_the_answers_lead_to_is_of_the_same_moment(
     assert kept.detail.step == step
 
 
+def test_a_paused_tree_and_a_chosen_page_are_of_the_moment_of_the_pause_whenever_they_are_looked_at(
+    page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for when the view is opened, they would be younger than the map beside them."""
+    at = page().run()
+    select(at, page=3).run()
+    at.toggle(key="pause_box").set_value(True).run()
+    step = engine.step
+    monkeypatch.setattr("dashboard.feed.Feed._is_fresh", lambda *_: False)
+    for _ in range(50):
+        engine.tick()
+    opened(at, "kv")
+    assert not at.exception
+    kept = at.session_state["frozen_asked"]
+    assert {key[0]: asked.value.step for key, asked in kept.items()} == {"tree": step, "page": step}
+    assert "the rest stands at step" not in "\n".join(each.value for each in at.caption)
+    # What is asked for later is said to be younger.
+    select(at, node=2).run()
+    assert f"later; the rest stands at step {step}." in "\n".join(each.value for each in at.caption).replace(
+        "\u202f", ""
+    )
+
+
 @pytest.mark.parametrize("view", ["now", "admission", "kv", "requests"])
 def test_every_view_of_a_fresh_engine_says_what_to_do(
     view: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -245,6 +245,31 @@ def test_questions_of_a_view_are_shared_bounded_and_fall_back_to_the_last_answer
     assert len(feed._asked) == 32
 
 
+def test_a_moment_is_asked_for_again_while_the_engine_steps_between_its_answers(
+    feed: Feed, source: CountingSource
+) -> None:
+    questions = {("tree",): lambda source: source.tree()}
+    look, asked = feed.moment(PARTS, questions)
+    assert source.asked["tree"] == 1, "an engine that stands answers of one step at once"
+    steps_left, tree = [2], source.tree
+
+    def stepping(**asked: object):
+        if steps_left[0]:
+            steps_left[0] -= 1
+            source.engine.tick()
+        return tree()
+
+    source.tree = stepping  # type: ignore[method-assign]
+    source.asked.clear()
+    look, asked = feed.moment(PARTS, questions)
+    assert look.status is not None
+    assert asked["tree",].value.step == look.status.step == source.engine.step
+    assert 1 < source.asked["tree"] <= 3
+    source.gone = True
+    look, asked = feed.moment(PARTS, questions)
+    assert (look.error, asked["tree",].error) == ("gone", "gone")
+
+
 def test_over_http_the_number_of_rows_is_asked_for_and_bounded(server: FakeServer) -> None:
     for _ in range(700):
         server.engine.add(16, 4)
