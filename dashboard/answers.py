@@ -27,6 +27,7 @@ from telemetry.observe import (
     TailShare,
 )
 from telemetry.policy_words import tie_words
+from telemetry.recorded_highlights import HighlightWatch
 
 #: Causes of a late token that a smaller chunk makes shorter: prefill of others in, or before, its step.
 _CHUNK_CAUSES: Final = ("chunk_overhead", "long_prefill", "mixed_sat_out")
@@ -47,6 +48,24 @@ def answer_lines(look: Look) -> list[dict[str, Any]]:
         _line("owner", t("Who owns most pages?"), *_owner(look.pages)),
         _line("chunk", t("Would a smaller chunk help TBT?"), *_chunk(look)),
     ]
+
+
+def highlight_lines(found: HighlightWatch) -> list[dict[str, Any]]:
+    """Two more lines of a recording, which opens at its end, where nobody waits: the moments worth a look."""
+    lines = []
+    if found.fullest is not None:
+        head, rest = (
+            t("Step {step}:", step=f.count(found.fullest.step)),
+            t("{n} waiting", n=f.count(found.fullest.waiting)),
+        )
+        lines.append(_line("fullest", t("When did most wait?"), head, rest, {"at": found.fullest.step}))
+    if found.slowest is not None:
+        slow = found.slowest
+        rest = t("to its first token, in step {step}", step=f.count(slow.step))
+        go = {"view": "requests", "list": "live", "rid": slow.rid, "at": slow.step}
+        head = f"{f.short_rid(slow.rid)}, {f.duration(slow.ttft_s)}"
+        lines.append(_line("slowest", t("Which request was slowest?"), head, rest, go))
+    return lines
 
 
 Answer = tuple[str, str, dict[str, Any]]

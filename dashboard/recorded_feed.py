@@ -39,11 +39,16 @@ class RecordedFeed:
         return self.recording.progress()
 
     def moment(self, at: str | None) -> Moment | None:
-        """The moment that `at` names: a step ("120"), or seconds from the first event ("12.5s"); else the last one.
+        """The moment that `at` names: a step ("120"), seconds from the first event ("12.5s"), "fullest" for the step
+        after which most requests wait, "slowest" for the first token that took longest; else the last one.
 
         None while nothing is read yet.
         """
+        found = {"fullest": self.recording.highlights.fullest, "slowest": self.recording.highlights.slowest}
+        named = found.get(at or "")
         try:
+            if named is not None:
+                return self.recording.at_step(named.step)
             if at is not None and at.endswith("s"):
                 return self.recording.at_time(min(float(at[:-1]), 1e9))
             if at is not None:

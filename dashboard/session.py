@@ -262,6 +262,8 @@ class Viewer:
     def follow(self, wanted: object) -> None:
         """Follow a link that a component drew: selections by name, None for those that end."""
         if isinstance(wanted, dict):
+            if "at" in wanted:  # a link to a moment: what plays would go on from another one
+                st.session_state["playing"] = None
             self.select_all({str(name): value for name, value in wanted.items()})
 
     @property

@@ -37,6 +37,7 @@ from telemetry.observe import (
     RequestsAnswer,
 )
 from telemetry.read_model import ReadModel
+from telemetry.recorded_highlights import HighlightWatch
 from telemetry.recorded_kv import RecordedMemory
 from telemetry.recorded_states import UNCOLLECTED, RecordedClock, kept, restored
 from telemetry.recorded_tables import Extent, TableEvents, is_tables
@@ -101,6 +102,8 @@ class Recording:
         self._seqs = array("q")
         #: Of each moment: step, time of its last event (ns), and how many events it includes.
         self._steps, self._times, self._ends = array("q"), array("q"), array("q")
+        #: Where it is fullest, and who was slowest, as far as it is read.
+        self.highlights = HighlightWatch()
         self._states: list[tuple[int, bytes]] = []
         self._spacing = SPACING
         self._start_ns = self._expected_ns = 0
@@ -233,6 +236,7 @@ class Recording:
             self._events.append(_PACK.encode(event))
             clock.t_ns = event.t_ns
             model.emit(event)
+            self.highlights.hear(event)
             if isinstance(event, StepCompleted):
                 self._moment(event.step, max(event.times.applied_ns, event.t_ns))
                 self._keep(model, clock)

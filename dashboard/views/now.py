@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard import charts, frames, tables
-from dashboard.answers import answer_lines
+from dashboard.answers import answer_lines, highlight_lines
 from dashboard.components import answers, live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer
@@ -27,7 +27,10 @@ def show(viewer: Viewer, look: Look) -> None:
     if look.queue is None or look.latency is None:
         waiting_for_engine(viewer, look.error)
         return
+    recording = viewer.recording
     lines = answer_lines(look)
+    if recording is not None:
+        lines = [*highlight_lines(recording.recording.highlights), *lines]
     _ask_ahead(viewer, lines)
     answers(lines, viewer.colours, key="answers", on_go=viewer.follow)
     left, right = st.columns([1.9, 1], gap="medium")
@@ -61,7 +64,8 @@ def _queue(viewer: Viewer, queue: QueueAnswer) -> None:
         on_pick=viewer.pick_request,
     )
     if rid is None:
-        st.caption(t("Click a request to read why it waits."))
+        if queue.entries:
+            st.caption(t("Click a request to read why it waits."))
         return
     request_story(viewer, rid)
 

@@ -100,6 +100,30 @@ def test_an_empty_queue_of_a_recording_advises_to_move_the_slider(recorded: AppT
     assert "Move the slider above" in told
 
 
+def test_a_recording_leads_to_its_fullest_step_and_to_its_slowest_request(recorded: AppTest, page: Open) -> None:
+    """It opens at its end, where nobody waits and there is nothing to read."""
+    goes = {each["id"]: each for each in sent(recorded, "answers")["lines"]}
+    assert list(goes)[:2] == ["fullest", "slowest"]
+    at = read(page("--journal", str(JOURNAL), at=str(goes["fullest"]["go"]["at"])))
+    waiting = len(sent(at, "live_table", "queue")["rows"])
+    assert goes["fullest"]["rest"] == f"{waiting} waiting"
+    assert waiting > 1
+    named = read(page("--journal", str(JOURNAL), at="fullest"))
+    assert step_of(named) == goes["fullest"]["go"]["at"]
+    slow = goes["slowest"]["go"]
+    assert step_of(read(page("--journal", str(JOURNAL), at="slowest"))) == slow["at"]
+    told = read(page("--journal", str(JOURNAL), **{name: str(value) for name, value in slow.items()}))
+    body = "".join(each.proto.body for each in told.get("html"))
+    assert f"Request {slow['rid']} arrived" in body
+    assert "Its first token came after" in body
+
+
+def test_nobody_is_asked_to_click_a_request_where_none_waits(recorded: AppTest, page: Open) -> None:
+    advice = "Click a request to read why it waits."
+    assert advice not in [each.value for each in recorded.caption]
+    assert advice in [each.value for each in read(page("--journal", str(JOURNAL), at="fullest")).caption]
+
+
 @pytest.mark.parametrize("view", ["now", "admission", "requests", "latency", "kv"])
 def test_every_view_shows_a_recording(recorded: AppTest, page: Open, view: str) -> None:
     at = read(page("--journal", str(JOURNAL), at="200", view=view))
