@@ -25,7 +25,7 @@ from dashboard.pulse import Goals, Showing, pulse_data
 from dashboard.session import Viewer, viewer_for
 from dashboard.told import Told
 from dashboard.views import VIEWS, View
-from dashboard.views.judging import report_of
+from dashboard.views.judging import is_outdated, report_of
 from dashboard.views.parts import choice
 from dashboard.words import mark, speak
 
@@ -93,6 +93,7 @@ def _head(viewer: Viewer, look: Look, view: View, done: Told) -> None:
                 goals=_goals(viewer, look),
                 whole=view.group != "learn",
                 broken=None if report is None else sum(report.counts.values()),
+                outdated=is_outdated(viewer),
             ),
         ),
         viewer.colours,

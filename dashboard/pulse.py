@@ -45,6 +45,7 @@ class Showing:
     goals       objectives for TTFT and TBT
     whole       with facts, tiles and the mix of reasons; else nothing of the source, for views that stand on their own
     broken      violations that judging the whole recording found here; None: it was not judged
+    outdated    whether the journal was written to since
     """
 
     place: Place
@@ -54,6 +55,7 @@ class Showing:
     goals: Goals
     whole: bool = True
     broken: int | None = None
+    outdated: bool = False
 
 
 def pulse_data(look: Look, colours: Palette, how: Showing) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def _tiles(status: EngineStatus, look: Look, how: Showing) -> list[dict[str, Any
             "help": _finished(status),
             "go": {"view": "requests", "list": "finished"},
         },
-        _violations_tile(status, how.place, how.broken),
+        _violations_tile(status, how),
     ]
 
 
@@ -259,13 +261,15 @@ def _latency_tile(
     }
 
 
-def _violations_tile(status: EngineStatus, place: Place, broken: int | None) -> dict[str, Any]:
+def _violations_tile(status: EngineStatus, how: Showing) -> dict[str, Any]:
+    place, broken = how.place, how.broken
     # A journal has no verdicts: whether its run was checked is not known. The page can judge it, the whole of it.
     found, is_judged = status.violations_total, status.invariants_checked
     sub = t("every step is checked") if is_judged else t("no checker runs")
     if place.is_recorded:
         found, is_judged = broken or 0, broken is not None
-        sub = t("in the whole recording") if is_judged else t("not judged yet")
+        judged = t("judged before it grew") if how.outdated else t("in the whole recording")
+        sub = judged if is_judged else t("not judged yet")
     unknown = f.NOTHING if place.is_recorded else t("off")
     return {
         "id": "violations",

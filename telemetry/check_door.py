@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Final
 
 from telemetry.check_report import CheckReport
-from telemetry.errands import NICENESS, Errand, OneAtATime
+from telemetry.errands import NICENESS, Errand, OneAtATime, Run
 
 #: The record is heard as it is read; what grows is the replayed pool and tree, and a page's own figures beside them.
 MEMORY_MIB: Final = 1_024
 TIME_LIMIT_S: Final = 600.0
 #: Violations that the report names; all are counted.
 SHOWN: Final = 200
+
+#: What tells whether a journal is still the one that was judged.
+Stamp = tuple[tuple[str, int, int], ...]
 
 
 class CheckDoor(OneAtATime[Path, CheckReport]):
@@ -24,6 +27,28 @@ class CheckDoor(OneAtATime[Path, CheckReport]):
             time_limit_s=time_limit_s,
             busy="another recording is being judged: wait for it, or stop it",
         )
+        self._stamps: dict[Path, Stamp] = {}
+
+    def start(self, ask: Path) -> Run[Path, CheckReport]:
+        """Begin. Raises Busy while another one runs."""
+        stamp = stamp_of(ask)
+        run = super().start(ask)
+        self._stamps[ask] = stamp
+        return run
+
+    def has_changed(self, journal: Path) -> bool:
+        """Whether `journal` was written to since its judging began: then its verdict is of what it was."""
+        return journal in self._stamps and self._stamps[journal] != stamp_of(journal)
+
+
+def stamp_of(journal: Path) -> Stamp:
+    """Name, size and time of the last change of the file, or of each file of a folder; of what is gone, nothing."""
+    try:
+        files = sorted(journal.iterdir()) if journal.is_dir() else [journal]
+        found = [(file.name, file.stat()) for file in files]
+    except OSError:
+        return ()
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def _check(journal: Path, memory_mib: int) -> Errand[CheckReport]:

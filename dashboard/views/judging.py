@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import streamlit as st
 
@@ -45,6 +45,11 @@ def report_of(viewer: Viewer) -> CheckReport | None:
         return None
     standing = door().standing(_journal(viewer))
     return None if standing is None else standing.result
+
+
+def is_outdated(viewer: Viewer) -> bool:
+    """Whether the journal was written to since it was judged."""
+    return can_be_judged(viewer) and door().has_changed(_journal(viewer))
 
 
 def judging(viewer: Viewer, laws: LawsAnswer) -> LawsAnswer:
@@ -107,7 +112,16 @@ def _verdict(viewer: Viewer, report: CheckReport, standing: Standing[CheckReport
             f'<p class="verdict" data-testid="verdict"><b{f" style={chr(34)}color:{tone}{chr(34)}" if tone else ""}>'
             f"{escape(head)}</b> {escape(rest)}</p>"
         )
-        st.button(t("Judge again"), key="judge", type="tertiary", on_click=_start, args=(_journal(viewer),))
+        outdated = is_outdated(viewer)
+        kind: Literal["primary", "tertiary"] = "primary" if outdated else "tertiary"
+        st.button(t("Judge again"), key="judge", type=kind, on_click=_start, args=(_journal(viewer),))
+    if outdated:
+        st.warning(
+            t(
+                "The journal was written to since. This is the verdict on its first {n} events.",
+                n=f.count(report.events),
+            )
+        )
     for note in report.notes:
         st.caption(frames.sentence(note))
     if report.violations:

@@ -132,6 +132,25 @@ def test_a_recording_in_which_every_law_held_says_over_what(page: Open, tmp_path
     assert "Every law held." in said(page(path))
 
 
+def test_a_verdict_says_when_the_journal_was_written_to_since(page: Open, tmp_path: Path) -> None:
+    """It was kept by path: a journal that grew was still said to have been judged whole."""
+    path = recorded(tmp_path / "run.jsonl")
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[: len(whole) // 2]))
+    at = judged(page(path))
+    assert not at.warning
+    first = tile(at)
+    assert first[1] == "in the whole recording"
+    path.write_bytes(b"".join(whole))
+    at.run()
+    assert "The journal was written to since." in at.warning[0].value
+    assert tile(at) == (first[0], "judged before it grew")
+    at.button(key="judge").click().run()
+    until(at, lambda: 'data-testid="verdict"' in said(at))
+    assert not at.warning
+    assert tile(at)[1] == "in the whole recording"
+
+
 def test_a_journal_that_cannot_be_judged_says_why(page: Open, tmp_path: Path) -> None:
     """It was altered after the page had read it: the command's own words are shown."""
     path = recorded(tmp_path / "run.jsonl")
