@@ -78,7 +78,7 @@ def _line(name: str, ask: str, head: str, rest: str, go: dict[str, Any]) -> dict
 def _longest(queue: QueueAnswer | None) -> Answer:
     if queue is None or not queue.entries:
         return t("Nobody waits."), "", {"view": "requests", "list": "live"}
-    entry = max(queue.entries, key=lambda each: each.age_s)
+    entry = max(queue.entries, key=_waited_s)
     why = f"{f.words(entry.blocker)}: {f.blocker_words(entry.blocker, entry.reason)}".rstrip(": ")
     if entry.blocker == "order" and entry.who_stopped:
         why += f" ({f.short_rid(entry.who_stopped)}: {f.words(entry.reason)})"
@@ -87,8 +87,15 @@ def _longest(queue: QueueAnswer | None) -> Answer:
         counted = f.counted_test(entry.reason, need, have)
         why += f" ({counted})" if counted else t(" (needs {need} tok, has {have})", need=need, have=have)
     why = _held_most(entry, why) + _overtaken(entry)
-    head = f"{f.short_rid(entry.rid)}, {f.duration(entry.age_s)}:"
+    if entry.state == "retracted" and entry.held_ns:
+        why += "; " + t("it came {age} ago and ran meanwhile", age=f.duration(entry.age_s))
+    head = f"{f.short_rid(entry.rid)}, {f.duration(_waited_s(entry))}:"
     return head, why, {"view": "requests", "list": "live", "rid": entry.rid}
+
+
+def _waited_s(entry: QueueEntry) -> float:
+    """How long it waited; its age where the engine does not say, which for one that was pushed back is more."""
+    return sum(entry.held_ns.values()) / 1e9 or entry.age_s
 
 
 def _held_most(entry: QueueEntry, why: str) -> str:
@@ -241,12 +248,11 @@ def _queueing(breakdown: LatencyBreakdown | None) -> Answer:
     if breakdown is None or tail is None or tail.ttft_ns <= 0:
         return t("Not known before the first response."), "", go
     queued = tail.parts_ns.get("queue", 0)
-    rest = t(
-        "of {time} at p99 of the last {window} (the slowest {n})",
-        time=f.duration(tail.ttft_s),
-        window=plain(breakdown.window_s),
-        n=f.count(tail.count),
-    )
+    measured = {"time": f.duration(tail.ttft_s), "window": plain(breakdown.window_s)}
+    if breakdown.firsts_total == 1:
+        rest = t("of {time}, the one first token of the last {window}: 1 request has no p99", **measured)
+    else:
+        rest = t("of {time} at p99 of the last {window} (the slowest {n})", n=f.count(tail.count), **measured)
     blocker, most_ns = max(tail.blockers_ns.items(), key=lambda item: item[1], default=("", 0))
     if most_ns and queued:
         rest += "; " + t("most of the wait: {blocker}", blocker=with_order(blocker, tail.order_ns))
@@ -266,14 +272,12 @@ def _owner(pages: PageMap | None) -> Answer:
     if pages is None or not pages.owners:
         return t("Nobody: all pages are free."), "", go
     owner = pages.owners[0]
-    what = t("private pages of a request") if owner.kind == "request" else t("a shared prefix")
-    rest = t(
-        "{n} pages, {share} of the pool; {what}, held by {holders}",
-        n=f.count(owner.pages),
-        share=f.share(owner.pages, pages.num_pages),
-        what=what,
-        holders=_holders(owner.holders),
-    )
+    size = {"n": f.count(owner.pages), "share": f.share(owner.pages, pages.num_pages)}
+    if owner.kind == "request":  # it is its own holder: there is nobody else to name
+        rest = t("{n} pages, {share} of the pool; private pages of this request", **size)
+    else:
+        holders = _holders(owner.holders)
+        rest = t("{n} pages, {share} of the pool; a shared prefix, held by {holders}", holders=holders, **size)
     _, owners = page_bytes(pages)
     return f"{f.short_rid(owner.label)}:", rest, {**go, "page": int(np.argmax(owners == 1))}
 

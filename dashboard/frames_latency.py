@@ -87,7 +87,12 @@ def queue_sentence(told: LatencyBreakdown) -> tuple[str, str] | None:
     if tail is None or whole is None or not tail.ttft_ns:
         return None
     queued = tail.parts_ns.get("queue", 0)
-    headline = t("{share} of p99 TTFT is queueing", share=f.share(queued, tail.ttft_ns))
+    is_one = whole.count == 1
+    headline = (
+        t("{share} of TTFT is queueing: 1 request", share=f.share(queued, tail.ttft_ns))
+        if is_one
+        else t("{share} of p99 TTFT is queueing", share=f.share(queued, tail.ttft_ns))
+    )
     numbers = t(
         "The slowest {n} of {all} first tokens of the last {window} took {p99} or longer, {mean} on average. Of these, "
         "{queued} were spent in the queue.",

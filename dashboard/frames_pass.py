@@ -61,6 +61,7 @@ class Bar:
 
     is_request  the label is a request's id
     have  of kind `need`: where the ledger stood; the bar beyond it is what was missing
+    computed  of an admission that was charged in whole pages: the tokens that it computes, which are fewer
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Bar:
     title: str = ""
     have: float | None = None
     is_request: bool = False
+    computed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,11 @@ def _admissions(candidates: Sequence[DecisionRow], name: str) -> list[Bar]:
             continue
         kind = "continuation" if decision.is_continuation else "admission"
         title = f"{decision.rid} · {decision.reason}"
-        bars.append(Bar(kind, decision.rid, after, before, after - before, title, is_request=True))
+        computed = decision.selected_extend
+        rounded = computed if name not in _MEMORY and before - after > computed else None
+        if rounded is not None:
+            title += " · " + t("charged in whole pages")
+        bars.append(Bar(kind, decision.rid, after, before, after - before, title, is_request=True, computed=rounded))
     if len(bars) <= SHOWN_ADMISSIONS:
         return bars
     head, middle = bars[: SHOWN_ADMISSIONS - 2], bars[SHOWN_ADMISSIONS - 2 : -1]
@@ -250,6 +256,8 @@ def _bar(bar: Bar, one: Waterfall) -> dict[str, Any]:
     label = f.short_rid(bar.label, 16) if bar.is_request else t(bar.label)
     if bar.kind in {"running", "continuation", "admission"}:
         amount = f"−{f.tokens(-bar.amount)}"
+        if bar.computed is not None:
+            amount = t("{charged} for {tokens}", charged=amount, tokens=f.tokens(bar.computed))
     else:
         amount = f.tokens(bar.amount)
     drawn: dict[str, Any] = {

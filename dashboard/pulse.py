@@ -247,13 +247,17 @@ def _latency_tile(
     """
     share = "" if queued is None else f" · {t('{share} in queue', share=f.share(queued, 1.0))}"
     share += f" · {t('{n} wait longer than p99', n=f.count(beyond))}" if beyond else ""
+    values = [["p50", *f.seconds(quantiles.p50)], ["p99", *f.seconds(quantiles.p99)]]
+    if quantiles.count == 1:  # one is no distribution
+        values = [["", *f.seconds(quantiles.p50)]]
+    count = t("1 request") if quantiles.count == 1 and name == "ttft" else f"n {f.count(quantiles.count)}"
     is_late = goal is not None and quantiles.p99 is not None and quantiles.p99 > goal
     return {
         "id": name,
         "label": name.upper(),
         "aim": "" if goal is None else t("aim {time}", time=f.duration(goal)),
-        "values": [["p50", *f.seconds(quantiles.p50)], ["p99", *f.seconds(quantiles.p99)]],
-        "sub": f"{when} · n {f.count(quantiles.count)}{share}" if quantiles.count else t("nothing observed yet"),
+        "values": values,
+        "sub": f"{when} · {count}{share}" if quantiles.count else t("nothing observed yet"),
         "spark": spark,
         "late": is_late,
         "help": "" if not is_late else t("p99 is above the objective of {time}", time=f.duration(goal)),

@@ -321,7 +321,7 @@ def owners_table(owners: Sequence[PageOwner], capacity: int, total: int, colours
     largest = owners[0].pages if owners else 0
     for index, owner in enumerate(owners[:limit]):
         colour = colours.owners[index] if index < len(colours.owners) else colours.muted
-        holders = ", ".join(owner.holders) or "nobody"
+        held = t("by itself") if owner.kind == "request" else ", ".join(owner.holders) or t("nobody now")
         rows.append(
             {
                 "id": owner.owner,
@@ -331,7 +331,7 @@ def owners_table(owners: Sequence[PageOwner], capacity: int, total: int, colours
                     [f.count(owner.pages), owner.pages],
                     [f.share(owner.pages, capacity), owner.pages, owner.pages / largest if largest else 0.0, colour],
                     owner.state,
-                    [f.count(owner.lock_count), owner.lock_count, None, None, f"held by {holders}"],
+                    [f.count(owner.lock_count), owner.lock_count, None, None, held],
                 ],
             }
         )

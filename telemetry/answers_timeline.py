@@ -59,10 +59,10 @@ def wait_spans(model: ReadModel, request: RequestTimeline) -> list[WaitSpan]:
 
 
 def _open_span(model: ReadModel, request: RequestTimeline, blocker: int) -> WaitSpan:
-    """The stretch that is not over; it ends, for now, with the last event."""
+    """The stretch that is not over: up to now, as the request's age is, else one answer would have two waits."""
     watch, reason, who = model.tracker.queue, request.reason, None
     ends: tuple[EndShare, ...] = ()
-    last = model.last.t_ns if model.last is not None else request.blocker_since_ns
+    last = model.clock.now_ns()
     if blocker == ORDER and watch.last_pass is not None:
         reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
         ends = watch.ends.since(request.ends_before or {}, max(last - request.blocker_since_ns, 0))

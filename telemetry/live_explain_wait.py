@@ -44,6 +44,11 @@ def meaning(blocker: str, reason: str | None) -> str:
     return t(MEANING[blocker] if blocker == "order" else _BY_REASON.get(reason or "", MEANING[blocker]))
 
 
+def closed(waits: Sequence[WaitSpan]) -> list[WaitSpan]:
+    """Without the stretch that still goes on, with all that is told in one with it."""
+    return joined(waits)[:-1]
+
+
 def waits_told(waits: Sequence[WaitSpan]) -> list[str]:
     """One sentence per stretch of waiting, the longest eight, in order of time."""
     longest = sorted(joined(waits), key=lambda one: one.start_ns - one.end_ns)[:8]

@@ -142,3 +142,4 @@ def request_story(viewer: Viewer, rid: str) -> None:
         st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(rest)}</span></div>')
         return
     st.html(explained(found.explanation))
+    read_later(viewer, found.explanation)

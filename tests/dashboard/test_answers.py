@@ -9,7 +9,10 @@ from fake_engine import FakeEngine
 
 from dashboard.answers import answer_lines
 from dashboard.feed import ASKS, Look
-from dashboard.frames import page_facts
+from dashboard.frames import Quantiles, page_facts
+from dashboard.pulse import _latency_tile
+from dashboard.tables import owners_table
+from dashboard.theme import LIGHT
 from telemetry import observe as o
 from telemetry.observe_latency import TailShare
 from telemetry.recorded import RecordedSource, Recording
@@ -90,6 +93,38 @@ def test_what_held_it_most_is_named_beside_what_holds_it_now() -> None:
     assert same.endswith("; KV total held it for 6.90\u00a0s of its wait (84\u00a0%)")
     alone = line(Look(queue=queue(waiting("a", 8.2, held_ns={"kv_total": 8_200_000_000}))), "longest")["rest"]
     assert alone.endswith("; KV total held it all that time")
+
+
+def test_who_ran_meanwhile_is_ranked_by_its_wait_and_not_by_its_age() -> None:
+    """Else the line says one wait, and the sentences beside it another."""
+    back = waiting("back", 60.0, state="retracted", held_ns={"kv_now": 2_000_000_000})
+    new = waiting("new", 3.0, held_ns={"kv_total": 3_000_000_000})
+    assert line(Look(queue=queue(back, new)), "longest")["head"] == "new, 3.00\u00a0s:"
+    said = line(Look(queue=queue(back)), "longest")
+    assert said["head"] == "back, 2.00\u00a0s:"
+    assert "; it came 60.0\u00a0s ago and ran meanwhile" in said["rest"]
+
+
+def test_one_first_token_is_no_p99() -> None:
+    tail = TailShare(q=0.99, ttft_s=3.2, count=1, ttft_ns=1000, parts_ns={"queue": 850}, blockers_ns={})
+    said = line(Look(breakdown=breakdown(tails=(tail,), firsts_total=1)), "queueing")["rest"]
+    assert said == "of 3.20\u00a0s, the one first token of the last 10\u00a0min: 1 request has no p99"
+    tile = _latency_tile("ttft", Quantiles(3.2, 3.2, 1), "last 60 s", [], goal=None)
+    assert (tile["values"], tile["sub"]) == ([["", "3.20", "s"]], "last 60 s · 1 request")
+    assert len(_latency_tile("ttft", Quantiles(3.2, 3.2, 2), "last 60 s", [], goal=None)["values"]) == 2
+
+
+def test_a_request_that_owns_its_pages_is_not_said_to_be_held_by_itself(engine: FakeEngine) -> None:
+    pages = engine.pages()
+    one = pages.owners[0].model_copy(update={"kind": "request", "label": "r7", "holders": ("r7",)})
+    said = line(Look(pages=pages.model_copy(update={"owners": (one, *pages.owners[1:])})), "owner")
+    assert said["head"] == "r7:"
+    assert said["rest"].endswith("of the pool; private pages of this request")
+    shared = one.model_copy(update={"kind": "node", "label": "node 3", "holders": ()})
+    said = line(Look(pages=pages.model_copy(update={"owners": (shared, *pages.owners[1:])})), "owner")
+    assert said["rest"].endswith("; a shared prefix, held by nobody now")
+    (row, *_) = owners_table((one,), 100, 1, LIGHT).rows
+    assert row["cells"][5][4] == "by itself"
 
 
 def test_less_than_a_page_of_a_budget_is_not_called_spent() -> None:

@@ -114,6 +114,20 @@ def test_what_was_overdrawn_lies_below_zero(worked_pass: o.PassRow) -> None:
     assert (over.start, over.end, chunk.low) == (-6, 0, -6)
 
 
+def test_a_charge_in_whole_pages_says_for_how_many_tokens(worked_pass: o.PassRow) -> None:
+    """Without it a piece of 21 tokens takes 32 from a ledger, and nothing says why."""
+    a, b, c = worked_pass.candidates
+    short = worked_pass.model_copy(update={"candidates": (a, b.model_copy(update={"selected_extend": 21}), c)})
+    panels = {panel["code"]: panel for panel in fp.story(short, LIGHT)["ledgers"]}
+    for ledger in ("rem_input", "rem_chunk"):
+        bars = {bar["label"]: bar for bar in panels[ledger]["bars"]}
+        assert bars["B"]["amount"] == "−32 for 21"
+        assert bars["B"]["title"].endswith("charged in whole pages")
+        assert bars["A"]["amount"] == "−48"
+    memory = {bar["label"]: bar for bar in panels["remaining_total"]["bars"]}
+    assert memory["B"]["amount"] == "−64", "there its promise is charged too"
+
+
 def test_many_admissions_are_summed_in_the_middle(worked_pass: o.PassRow) -> None:
     opened = ledgers(120, 88, 992, 1192)
     rows = tuple(

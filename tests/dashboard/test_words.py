@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dashboard.words import CHINESE, ENGLISH, LANGUAGES, dictionary, language_of, mark, speak, spoken, t
+from telemetry import words as telemetry_words
 from tests.texts import ROOT, built, literals, places_of
 
 DASHBOARD = ROOT / "dashboard"
@@ -42,6 +43,12 @@ def test_chinese_words_have_full_width_punctuation_between_them() -> None:
     """A half-width mark beside a Chinese word is one that was typed on an English keyboard."""
     half = re.compile(r"[\u3400-\u9fff][,;:!?(]|[,;:!?)][\u3400-\u9fff]")
     assert [said for said in dictionary(CHINESE).values() if half.search(said)] == []
+
+
+def test_a_pass_has_one_chinese_name() -> None:
+    said = [*dictionary(CHINESE).values(), *telemetry_words.dictionary(CHINESE).values()]
+    assert [text for text in said if "趟" in text] == []
+    assert any("准入轮" in text for text in said)
 
 
 def test_the_dictionary_is_sorted_by_nobody_but_has_each_text_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.clock import VirtualClock
 from engine.config import EngineConfig, Policy
+from telemetry.explain_words import span
 from telemetry.observe import Overtaker, QueueEntry
 from telemetry.policy_words import TIES, overtaker_words, rule_and_tie
 from telemetry.read_model import ReadModel
@@ -62,6 +63,21 @@ def test_what_held_it_most_is_told_where_it_is_not_what_holds_it_now() -> None:
     watched.run.finish_all()
     after = next(line for line in watched.told("waits") if line.startswith("By what held it"))
     assert "order, most of it behind KV total exhausted," in after
+
+
+def test_one_answer_has_one_wait() -> None:
+    """The stretch that is not over was told twice, once up to the last event and once up to now."""
+    watched = Watched(engine_config(max_running_requests=1))
+    watched.run.add("runs", 8, 50, ignore_eos=True)
+    watched.run.timed_step()
+    watched.run.add("waits", 8, 4)
+    watched.run.timed_step()
+    watched.run.now_ns += 700 * MS
+    age = span(round(watched.entry("waits").age_s * 1e9))
+    said = watched.told("waits")
+    assert [line for line in said if line.startswith("It waited")] == []
+    assert next(line for line in said if line.startswith("It is waiting now")).count(f"for {age}:") == 1
+    assert next(line for line in said if line.startswith("That has held it")).startswith(f"That has held it for {age}")
 
 
 def test_a_wait_with_one_cause_needs_no_shares() -> None:
