@@ -79,7 +79,7 @@ def tokens(value: float | None) -> str:
     """Tokens without their unit, a fraction only when there is one: 512, 88.5."""
     if value is None:
         return NOTHING
-    if float(value).is_integer():
+    if round(float(value), 1).is_integer():  # 80.0 would say that a tenth was counted
         return count(value)
     return f"{value:,.1f}".replace(",", THIN).replace("-", "\u2212")
 

@@ -47,10 +47,11 @@ def now_told(
     entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: tuple[SliceGiven, ...]
 ) -> list[str]:
     """Where it waits, since when, for what, need and have, who is ahead, and what would have to change."""
-    lines = [_waits_now(entry, timeline), partition(entry.held_ns, entry.order_ns)]
+    lines = [_waits_now(entry, timeline)]
     stretches = joined(timeline.waits)
     if stretches and stretches[-1].blocker == entry.blocker:
         lines.append(_held(stretches[-1]))
+    lines.append(partition(entry.held_ns, entry.order_ns))
     if entry.reason in _BUDGET_SPENT and slices:
         lines.append(_given(slices))
     if ahead:
