@@ -11,19 +11,22 @@ Without a model (0 ms) nobody can run beside the engine but in its place: the wo
 counts. `held`: the same while the workers stand, which leaves what they cost without their company. With a model of
 5 ms, which waits as a GPU's does, in short windows that take turns, so that a machine with other work slows both down;
 medians. And with SmolLM2 on this machine's processors, where the other threads' work competes with the model's: there
-the processor time of the whole process counts.
+the processor time of the whole process counts. That is done with the requests of `admitscope demo` (lengths of its
+trace rows), and once more with two requests ending in every step.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import math
 import platform
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +38,8 @@ from engine.events import EventSink, NullSink
 from engine.executor.factory import build_executor
 from engine.llm_engine import EngineRequest, LLMEngine
 from engine.sampling_params import SamplingParams
+from telemetry.demo.questions import CONTEXT, GENERATED
+from telemetry.demo.trace import TraceRow, load_rows, scaled
 from telemetry.journal import new_journal_path
 from telemetry.journal_cap import CappedJournal
 from telemetry.listeners import Listeners
@@ -52,7 +57,10 @@ AIM_MODEL_SHARE: Final = 0.01
 #: Of the simulated steps that leave time to others, and the windows that take turns.
 STEP_MS: Final = 5.0
 WINDOW_S: Final = 0.4
+#: New containers before Python looks for cycles if nobody sets it.
+PYTHON_THRESHOLD: Final = (700, 10, 10)
 MODEL_RUNNING: Final = 32
+DEMO_ROWS: Final = 400
 MODEL_WINDOW_S: Final = 4.0
 
 
@@ -89,8 +97,16 @@ class Window(NamedTuple):
     process_us: float
 
 
-def config_of(running: int, *, kind: str = "simulated", step_ms: float = 0.0) -> EngineConfig:
-    """An engine for `running` requests that last `running // ENDS_A_STEP` tokens each."""
+def demo_lengths() -> list[TraceRow]:
+    """Prompt and answer lengths of what `admitscope demo` asks."""
+    return [scaled(row, context=CONTEXT, generated=GENERATED) for row in load_rows(DEMO_ROWS)]
+
+
+def config_of(
+    running: int, *, kind: str = "simulated", step_ms: float = 0.0, most_tokens: int | None = None
+) -> EngineConfig:
+    """An engine for `running` requests of up to `most_tokens` each; None: ENDS_A_STEP of them end in every step."""
+    most_tokens = most_tokens or PROMPT_TOKENS + running // ENDS_A_STEP
     return EngineConfig.model_validate(
         {
             "scheduler": {
@@ -99,7 +115,7 @@ def config_of(running: int, *, kind: str = "simulated", step_ms: float = 0.0) ->
                 "enable_mixed_chunk": True,
                 "schedule_policy": "lpm",
             },
-            "cache": {"page_size": 16, "num_pages": running * (PROMPT_TOKENS + running // ENDS_A_STEP) // 4},
+            "cache": {"page_size": 16, "num_pages": running * most_tokens // 4},
             "executor": {"kind": kind, "simulated_step_ms": step_ms},
         }
     )
@@ -109,23 +125,33 @@ class Load:
     """An engine that always runs `running` requests, of which two end in every step."""
 
     def __init__(
-        self, running: int, sink: EventSink, *, step_ms: float = 0.0, config: EngineConfig | None = None
+        self,
+        running: int,
+        sink: EventSink,
+        *,
+        step_ms: float = 0.0,
+        config: EngineConfig | None = None,
+        lengths: Sequence[TraceRow] = (),
+        on_first_byte: Callable[[str, int], None] | None = None,
     ) -> None:
-        outputs = running // ENDS_A_STEP
         config = config or config_of(running, step_ms=step_ms)
         self.engine = LLMEngine(config, executor=build_executor(config), clock=MonotonicClock(), sink=sink)
         self.steps = 0
-        self._outputs = outputs
+        self._lengths = lengths or (TraceRow(PROMPT_TOKENS, running // ENDS_A_STEP),)
         self._made = 0
+        self._on_first_byte = on_first_byte
+        self._first_bytes_ns: dict[str, int] = {}
         # The first ones end one after another, so that from then on some end in every step.
         for number in range(running):
-            self.add(1 + number // ENDS_A_STEP)
+            self.add((1 + number) / running)
 
-    def add(self, outputs: int) -> None:
-        """One more request; every eighth shares its prompt's first half with seven others."""
+    def add(self, part: float = 1.0) -> None:
+        """One more request, with `part` of its answer; every eighth shares its prompt's first half."""
+        length = self._lengths[self._made % len(self._lengths)]
+        half, outputs = length.context_tokens // 2, math.ceil(length.generated_tokens * part)
         self._made += 1
-        shared = range(self._made % 8 * 1000, self._made % 8 * 1000 + PROMPT_TOKENS // 2)
-        own = range(self._made << 10, (self._made << 10) + PROMPT_TOKENS // 2)
+        shared = range(self._made % 8 * 1000, self._made % 8 * 1000 + half)
+        own = range(self._made << 10, (self._made << 10) + half)
         self.engine.add_request(
             EngineRequest(
                 rid=f"cmpl-{self._made:032x}",
@@ -135,12 +161,20 @@ class Load:
         )
 
     def step(self) -> int:
-        """One step; who ended is replaced. Returns the tokens it made."""
+        """One step; its answers are written at once, and who ended is replaced. Returns the tokens it made."""
         outputs = self.engine.step()
         self.steps += 1
+        now_ns = time.monotonic_ns()
         for output in outputs:
+            if output.output_index == 0:
+                self._first_bytes_ns[output.rid] = now_ns
+                if self._on_first_byte is not None:
+                    self._on_first_byte(output.rid, now_ns)
             if output.finish is not None:
-                self.add(self._outputs)
+                # Without a response nobody lets go of a request, and its spans are never made.
+                first_ns = self._first_bytes_ns.pop(output.rid)
+                self.engine.record_response(output.rid, first_ns, now_ns, 512, 20_000, False)
+                self.add()
         return len(outputs)
 
     def cpu_ns(self, steps: int) -> list[int]:
@@ -164,16 +198,21 @@ class Load:
 
 
 @contextmanager
-def everything(traces: str) -> Iterator[Listeners]:
-    """All listeners of a served engine, with a journal on disk."""
+def everything(traces: str, *, python_collector: bool = False) -> Iterator[Listeners]:
+    """All listeners of a served engine, with a journal on disk. `python_collector`: cycles are sought as by default."""
     command = parse(["serve", "--traces.endpoint", traces, "--on-violation", "record"])
     assert isinstance(command, ServeCommand)
     with tempfile.TemporaryDirectory() as folder:
         journal = CappedJournal(new_journal_path(Path(folder), time.time_ns()), max_mib=512)
         listeners = Listeners(command, clock=MonotonicClock(), journal=journal, engine_id="bench", version="bench")
+        listeners.collector.start()
+        if python_collector:
+            gc.unfreeze()
+            gc.set_threshold(*PYTHON_THRESHOLD)
         try:
             yield listeners
         finally:
+            listeners.collector.stop()
             listeners.close()
 
 
@@ -192,7 +231,7 @@ def step_cost(running: int, steps: int, traces: str, *, held: bool) -> dict[str,
         load.cpu_ns(WARM_UP_STEPS)
         off_us.append(statistics.median(load.cpu_ns(steps)) / 1e3)
         with everything(traces) as listeners:
-            load = Load(running, listeners.hears)
+            load = Load(running, listeners.hears, on_first_byte=listeners.metrics.front_end.on_first_byte)
             load.cpu_ns(WARM_UP_STEPS)
             before, gate = worker_ns(listeners), threading.Event()
             for queue in listeners.queues if held else ():
@@ -230,13 +269,17 @@ def taking_turns(
     return off, on
 
 
-def paced_cost(running: int, traces: str, seconds: float) -> dict[str, Any]:
+def paced_cost(running: int, traces: str, seconds: float, *, python_collector: bool = False) -> dict[str, Any]:
     """The same with a model of STEP_MS, as a served engine has one, and what it costs of the tokens a second."""
     off_load = Load(running, NullSink(), step_ms=STEP_MS)
-    with everything(traces) as listeners:
-        on_load = Load(running, listeners.hears, step_ms=STEP_MS)
-        before, made = worker_ns(listeners), on_load.steps
+    with everything(traces, python_collector=python_collector) as listeners:
+        on_load = Load(
+            running, listeners.hears, step_ms=STEP_MS, on_first_byte=listeners.metrics.front_end.on_first_byte
+        )
+        on_load.cpu_ns(WARM_UP_STEPS)
+        before, made, stood_ns = worker_ns(listeners), on_load.steps, listeners.collector.spent_ns
         off, on = taking_turns(off_load, on_load, listeners, max(2, round(seconds / WINDOW_S)))
+        stood = (listeners.collector.spent_ns - stood_ns) / (on_load.steps - made) / 1e3
         beside = (worker_ns(listeners) - before) / (on_load.steps - made) / 1e3
     cpu_on, cpu_off = (statistics.median(window.cpu_us for window in windows) for windows in (on, off))
     rate_on, rate_off = (statistics.median(window.tokens_per_s for window in windows) for windows in (on, off))
@@ -251,26 +294,38 @@ def paced_cost(running: int, traces: str, seconds: float) -> dict[str, Any]:
         "beside_us": round(beside, 1),
         "share": round(1 - rate_on / rate_off, 4),
         "share_of_cpu": round((cpu_on - cpu_off) / (STEP_MS * 1e3 + cpu_on), 4),
+        "collector_us": round(stood, 1),
         "windows": len(on),
     }
 
 
-def model_share(traces: str, turns: int) -> dict[str, Any]:
+def model_share(traces: str, turns: int, lengths: Sequence[TraceRow]) -> dict[str, Any]:
     """Share of tokens a second, and of the whole process's processor time a token, with SmolLM2 at 32 running."""
-    config = config_of(MODEL_RUNNING, kind="torch")
-    off_load = Load(MODEL_RUNNING, NullSink(), config=config)
+    most = max((row.context_tokens + row.generated_tokens for row in lengths), default=None)
+    config = config_of(MODEL_RUNNING, kind="torch", most_tokens=most)
+    off_load = Load(MODEL_RUNNING, NullSink(), config=config, lengths=lengths)
     with everything(traces) as listeners:
-        on_load = Load(MODEL_RUNNING, listeners.hears, config=config)
+        on_load = Load(
+            MODEL_RUNNING,
+            listeners.hears,
+            config=config,
+            lengths=lengths,
+            on_first_byte=listeners.metrics.front_end.on_first_byte,
+        )
+        before, made = worker_ns(listeners), on_load.steps
         off, on = taking_turns(off_load, on_load, listeners, turns, MODEL_WINDOW_S)
+        beside = (worker_ns(listeners) - before) / (on_load.steps - made) / 1e3
     rate_on, rate_off = (statistics.median(window.tokens_per_s for window in windows) for windows in (on, off))
     all_on, all_off = (statistics.median(window.process_us for window in windows) for windows in (on, off))
     return {
         "bench": "overhead_model",
+        "requests": "of the demo" if lengths else f"{ENDS_A_STEP} ending in every step",
         "running": MODEL_RUNNING,
         "share": round(1 - rate_on / rate_off, 4),
         "share_of_cpu": round(1 - all_off / all_on, 4),
         "off_us_a_token": round(all_off, 1),
         "on_us_a_token": round(all_on, 1),
+        "beside_us": round(beside, 1),
         "windows": len(on),
         "aim": AIM_MODEL_SHARE,
     }
@@ -282,29 +337,42 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=10.0, help="of paced steps, with everything on and off")
     parser.add_argument("--model-turns", type=int, default=8, help="windows of SmolLM2 with everything on; 0: none")
+    parser.add_argument(
+        "--python-collector", action="store_true", help="seek cycles as Python does by default, paced steps"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with receiver() as traces:
         rows = [step_cost(running, args.steps, traces, held=held) for held in (False, True) for running in AIMS_US]
-        rows += [paced_cost(running, traces, args.seconds) for running in AIMS_US]
-        model = model_share(traces, args.model_turns) if args.model_turns else None
+        rows += [
+            paced_cost(running, traces, args.seconds, python_collector=args.python_collector) for running in AIMS_US
+        ]
+        loads = (demo_lengths(), ()) if args.model_turns else ()
+        models = [model_share(traces, args.model_turns, lengths) for lengths in loads]
     if args.json:
-        for row in (*rows, *filter(None, (model,))):
+        for row in (*rows, *models):
             print(json.dumps(row))
         return 0
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
-    print("us a step of the engine thread's CPU; beside: of other threads; share: of tokens a second, and by CPU time")
     print(
-        "".join(f"{name:>11}" for name in ("running", "model", "off", "on", "cost", "aim", "beside", "share", "by CPU"))
+        "us a step of the engine thread's CPU; beside: of other threads; share: of tokens a second, and by CPU time; "
+        "collector: us a step in which Python looked for cycles"
+    )
+    print(
+        "".join(
+            f"{name:>11}"
+            for name in ("running", "model", "off", "on", "cost", "aim", "beside", "share", "by CPU", "collector")
+        )
     )
     for row in rows:
         keys = ("running", "model", "off_us", "on_us", "cost_us", "aim_us", "beside_us")
         shares = "".join(f"{row[key]:>11.1%}" if key in row else f"{'':>11}" for key in ("share", "share_of_cpu"))
-        print("".join(f"{row[key]:>11}" for key in keys) + shares)
+        print("".join(f"{row[key]:>11}" for key in keys) + shares + f"{row.get('collector_us', ''):>11}")
     print(f"aim of the share at 256 running: {AIM_SHARE:.1%}")
-    if model is not None:
+    for model in models:
         print(
-            f"SmolLM2-135M at {model['running']} running: {model['share']:.1%} fewer tokens a second, "
+            f"SmolLM2-135M at {model['running']} running, requests {model['requests']}: "
+            f"{model['share']:.1%} fewer tokens a second, "
             f"{model['share_of_cpu']:.1%} more processor time a token (medians of {model['windows']} windows; "
             f"aim {AIM_MODEL_SHARE:.1%})"
         )

@@ -22,7 +22,7 @@ from engine.scheduler.plan import OutcomeRow, PassEnd, PrefillRow, Retraction, S
 SCHEMA_VERSION = 3
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="type"):
+class Event(msgspec.Struct, frozen=True, tag_field="type", gc=False):
     """Common head of every event."""
 
     seq: int

@@ -27,6 +27,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from engine.events import AnyEvent, EventSink, StepPlanned
+from telemetry.pacing import TURN_S, Bell, ForwardWindow, Turns
 
 _LOG: Final = logging.getLogger("admitscope.telemetry")
 
@@ -47,8 +48,6 @@ _BACKLOG: Final = 4_096
 #: How often a close that takes long says what is left, and looks how far it is.
 CLOSE_LOG_EVERY_S: Final = 5.0
 CLOSE_LOOK_S: Final = 0.05
-#: How long a worker that has its turn may stand before the others go on without one.
-TURN_S: Final = 0.02
 
 
 @runtime_checkable
@@ -112,34 +111,7 @@ class ErrorLog:
         _LOG.error("%s failed while %s (%s); %d more since the last report", self.component, doing, self.last, also)
 
 
-class _Turns:
-    """One worker of this process drains its queue at a time: two would take the interpreter's lock from each other for
-    each slice, which doubles the processor time of both. One that stands in its listener holds up nobody for long.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._moved: Callable[[], int] | None = None
-
-    def take(self, moved: Callable[[], int]) -> bool:
-        """Wait for a turn; `moved` rises while it is used. False: whoever has it stands, so go on without."""
-        seen = None
-        while not self._lock.acquire(timeout=TURN_S):
-            holder = self._moved
-            now = (holder, holder()) if holder is not None else None
-            if now is not None and now == seen:
-                return False
-            seen = now
-        self._moved = moved
-        return True
-
-    def give_back(self) -> None:
-        """After a turn that was taken."""
-        self._moved = None
-        self._lock.release()
-
-
-_TURNS: Final = _Turns()
+_TURNS: Final = Turns()
 
 
 class BufferedSink:
@@ -174,9 +146,8 @@ class BufferedSink:
         #: Ended in order: all was delivered, and the listener closed. A worker that died, or was given up, never is.
         self._has_ended = False
         self._given_up = False
-        #: Held while nobody rings.
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._bell = Bell()
+        self._forward = ForwardWindow(self._bell)
         self._drained = threading.Condition()
         self._rounds = 0
         self._thread = threading.Thread(target=self._live, name=f"admitscope-{component}", daemon=True)
@@ -191,8 +162,10 @@ class BufferedSink:
             return
         queue.append(event)
         self._accepted += 1
-        if type(event) is StepPlanned and waiting >= _WORTH_A_RING:
-            self._ring()
+        forward = self._forward
+        forward.is_open = type(event) is StepPlanned
+        if forward.is_open and (forward.is_awaited or waiting >= _WORTH_A_RING):
+            self._bell.ring()
             if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
                 self._gave_way_at = self._delivered
                 time.sleep(GIVE_WAY_S)
@@ -237,7 +210,7 @@ class BufferedSink:
             self._hurried += 1
             try:
                 while not is_done() and self._thread.is_alive():
-                    self._ring()
+                    self._bell.ring()
                     if not self._drained.wait(0.01) and time.monotonic() >= deadline:
                         return is_done()
             finally:
@@ -262,7 +235,7 @@ class BufferedSink:
         """
         self._closing = True
         self._given_up = False  # closing once more goes on where the last try gave up
-        self._ring()
+        self._bell.ring()
         began = moved = told = time.monotonic()
         delivered, most_s = self._delivered, timeout_s if most_s is None else most_s
         while self._thread.is_alive():
@@ -292,14 +265,6 @@ class BufferedSink:
     def _name(self) -> str:
         return self._errors.component
 
-    def _ring(self) -> None:
-        """Wake the worker; any thread."""
-        if self._bell.locked():
-            try:
-                self._bell.release()
-            except RuntimeError:  # another thread rang in between
-                return
-
     def _live(self) -> None:
         try:
             self._work()
@@ -311,7 +276,7 @@ class BufferedSink:
     def _work(self) -> None:
         while not self._given_up:
             closing = self._closing
-            self._bell.acquire(timeout=0 if closing else self._period_s)
+            self._bell.wait(0 if closing else self._period_s)
             self._take_turn()
             if isinstance(self._sink, Flushable):
                 self._guard(self._sink.flush, "writing")
@@ -342,11 +307,19 @@ class BufferedSink:
     def _count(self) -> int:
         return self._delivered
 
+    def _count_accepted(self) -> int:
+        return self._accepted
+
     def _drain(self) -> None:
         queue, waiting = self._queue, len(self._queue)
         takes_many = self._sink.take if isinstance(self._sink, TakesMany) else None
+        # Once it has waited in vain it goes on: the engine is idle, or its forward passes are too short to wait for.
+        waits = True
         began = time.perf_counter_ns()
         while not self._given_up:
+            if waits and waiting and not self._forward.is_open and self._is_polite:
+                waits = self._forward.wait(self._count_accepted, self._period_s)
+                began = time.perf_counter_ns()
             # A call that comes after this look comes after all that wait by now.
             most = min(waiting, _BATCH)
             if self._calls:
@@ -388,7 +361,11 @@ class BufferedSink:
     def _pause(self) -> None:
         """A break, in which the engine thread gets the interpreter if it wants it."""
         # Not left out for whoever waits in `catch_up`: a scrape must not hold up a step either.
-        time.sleep(0 if self._closing or len(self._queue) > _BACKLOG else BREAK_S)
+        time.sleep(BREAK_S if self._is_polite else 0)
+
+    @property
+    def _is_polite(self) -> bool:
+        return not self._closing and len(self._queue) <= _BACKLOG
 
     def _guard(self, action: Callable[[], object], doing: str) -> None:
         try:

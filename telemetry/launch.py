@@ -170,14 +170,17 @@ def serve(command: ServeCommand) -> int:
         if server.port not in {0, port_of(listener)}:
             print(f"port {server.port} is taken: taking {port_of(listener)}", flush=True)
         instance = build_instance(command)
+        collector = instance.listeners.collector
         try:
             correlation.trace_of = instance.listeners.trace_of
             _announce(instance, command, listener)
             instance.checking.start()
+            collector.start()
             uvicorn_server = build_server(instance.app, server, instance.engine_thread)
             with _signals_left_to_the_server():
                 uvicorn_server.run(sockets=[listener])
         finally:
+            collector.stop()
             is_whole = instance.close()
     return int(not is_whole or uvicorn_server.was_hurried or bool(instance.engine_thread.status.dead))
 

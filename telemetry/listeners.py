@@ -20,6 +20,7 @@ from telemetry.buffered import BufferedSink, SinkStats
 from telemetry.checking import Checking
 from telemetry.exemplars import Exemplars
 from telemetry.exposition import Exposition
+from telemetry.heap import QuietCollector
 from telemetry.journal_cap import CappedJournal
 from telemetry.latency_book import Objectives
 from telemetry.logs import RequestLog
@@ -98,6 +99,8 @@ class Listeners:
 
             tables = ParquetSink(parquet_folder(command.parquet), expects_responses=True)
             disks.append(BufferedSink(tables, "parquet"))
+        #: Started by whoever owns the process.
+        self.collector = QuietCollector(self._is_busy)
         self._shared = SharedSink(shared)
         self.metrics.catch_up = lambda: self._shared.catch_up(CATCH_UP_S)
         checker.lost = lambda: self._shared.dropped
@@ -155,12 +158,16 @@ class Listeners:
         yield from self.checking.numbers()
         yield from self.hears.numbers()
         yield "telemetry_seconds_total", "worker", sum(queue.cpu_ns for queue in self.queues)
+        yield "telemetry_seconds_total", "collector", self.collector.spent_ns
         if self._traces is not None:
             yield from self._traces.numbers()
 
     def _heartbeat_ns(self) -> int:
         """When the loop last turned, by the engine's clock; before it did, now."""
         return self._clock.now_ns() if self._engine_thread is None else self._engine_thread.status.heartbeat_ns
+
+    def _is_busy(self) -> bool:
+        return self._engine_thread is None or self._engine_thread.status.has_work
 
     def _heartbeat_wall_ns(self) -> int:
         return time.time_ns() - (self._clock.now_ns() - self._heartbeat_ns())

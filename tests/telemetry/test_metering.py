@@ -39,7 +39,13 @@ def test_costs_are_those_of_the_measured_steps_times_sixteen() -> None:
     assert len(kept.events) == len(run.recorded.events)
     assert check.seen >= 5
     shown = {part: ns for _, part, ns in fan_out.numbers()}
-    assert shown == {"publish": 0, "check": 16 * 7 * check.seen, "metric": 0, "worker": 16 * 3 * count.seen}
+    assert shown == {
+        "publish": 0,
+        "check": 16 * 7 * check.seen,
+        "collector": 0,
+        "metric": 0,
+        "worker": 16 * 3 * count.seen,
+    }
 
 
 def test_a_listener_that_raises_stops_the_others_as_without_measuring() -> None:

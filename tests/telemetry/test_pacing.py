@@ -1,0 +1,81 @@
+"""A worker runs while the model computes; never held for good by an engine that rests, or is too quick to wait for."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from telemetry import pacing
+from telemetry.pacing import Bell, ForwardWindow
+
+
+class Engine(threading.Thread):
+    """Publishes without pause; `opens` says at which of its events the window is open, and whether it rings."""
+
+    def __init__(self, window: ForwardWindow, bell: Bell, opens: Callable[[int], bool]) -> None:
+        super().__init__(daemon=True)
+        self.published = 0
+        self._window, self._bell, self._opens = window, bell, opens
+        self._ends = threading.Event()
+
+    def run(self) -> None:
+        for number in itertools.count(1):
+            if self._ends.wait(0.0005):
+                return
+            self.published = number
+            self._window.is_open = self._opens(number)
+            if self._window.is_open and self._window.is_awaited:
+                self._bell.ring()
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join()
+
+
+def waited(opens: Callable[[int], bool], patience_s: float) -> tuple[bool, int]:
+    """What the wait said, and events published meanwhile."""
+    bell = Bell()
+    window = ForwardWindow(bell)
+    engine = Engine(window, bell, opens)
+    engine.start()
+    while not engine.published:
+        time.sleep(0.001)
+    before = engine.published
+    opened = window.wait(lambda: engine.published, patience_s)
+    seen = engine.published - before
+    engine.end()
+    assert not window.is_awaited
+    return opened, seen
+
+
+def test_it_waits_for_the_next_plan_of_an_engine_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "IDLE_S", 10.0)  # a slow machine is not an engine that rests
+    opened, seen = waited(lambda number: number >= 60, 60.0)
+    assert opened
+    assert seen >= 10
+
+
+def test_an_engine_that_never_computes_is_waited_for_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "IDLE_S", 0.5)
+    opened, seen = waited(lambda number: False, 0.5)
+    assert not opened
+    assert seen > 0
+
+
+def test_an_engine_that_rests_is_not_waited_for() -> None:
+    bell = Bell()
+    began = time.monotonic()
+    assert not ForwardWindow(bell).wait(lambda: 7, 600.0)
+    assert time.monotonic() - began < 60.0
+
+
+def test_ringing_twice_is_ringing_once() -> None:
+    bell = Bell()
+    bell.ring()
+    bell.ring()
+    assert bell.wait(0)
+    assert not bell.wait(0)
