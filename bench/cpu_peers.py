@@ -36,7 +36,8 @@ from telemetry.demo.stream_client import StreamRecord, failures, stream_request
 from telemetry.ports import free_port
 
 HOW: Final = {
-    "vLLM": "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct --dtype float32 --port 8010, then --vllm http://127.0.0.1:8010",
+    "vLLM": "VLLM_CPU_OMP_THREADS_BIND=0-1 vllm serve HuggingFaceTB/SmolLM2-135M-Instruct --dtype float32 --port 8010, "
+    "then --vllm http://127.0.0.1:8010",
     "llama.cpp": "llama-server -m SmolLM2-135M-Instruct-Q4_0.gguf --no-kv-unified -fa off -np 8 -c 16384 --port 8011, "
     "then --llamacpp http://127.0.0.1:8011",
 }
@@ -143,6 +144,16 @@ async def measure_server(subject: Subject, url: str, cases: Sequence[Case], opti
                 take(subject, case, records)
 
 
+async def first_token(url: str) -> None:
+    """Ask for one token. Raises RuntimeError when none comes."""
+    async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
+        model = await serve.first_model(client)
+        request = replace(_WARM_UP, output_tokens=1)
+        record = await stream_request(client, "/v1/completions", serve.body_of(request, model=model))
+    if errors := failures([record]):
+        raise RuntimeError(f"no first token: {errors[0]}")
+
+
 def measure_transformers(subject: Subject, cases: Sequence[Case], options: argparse.Namespace) -> None:
     """Fill `subject` with what one static batch does."""
     import torch
@@ -195,7 +206,10 @@ def measure_ours(cases: Sequence[Case], options: argparse.Namespace, say: Callab
         try:
             started_ns = time.monotonic_ns()
             wait_until_ready(url, child)
-            say(f"{OURS} is ready after {(time.monotonic_ns() - started_ns) / 1e9:.1f} s")
+            asyncio.run(first_token(url))
+            since_start_s = (time.monotonic_ns() - started_ns) / 1e9
+            say(f"{OURS} gave its first token {since_start_s:.1f} s after its start")
+            subject.settings += f", first token {since_start_s:.1f} s after its start"
             asyncio.run(measure_server(subject, url, cases, options))
             peak = _peak_mib(child.pid)
             subject.settings += "" if peak is None else f", resident at most {peak:,.0f} MiB"
