@@ -17,6 +17,7 @@ from telemetry.explain_words import (
     both,
     first_few,
     in_steps,
+    is_telling,
     listed,
     need_have,
     passes,
@@ -91,6 +92,7 @@ def _shares(wait: Wait) -> str:
             share=percent_of(share.ns, total),
         )
         for share in wait.held[:_NAMED]
+        if is_telling(share.ns, total)
     ]
     return t("By what held it: {shares}.", shares=apart(told))
 

@@ -75,6 +75,11 @@ def percent_of(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole > 0 else "0 %"
 
 
+def is_telling(part: int, whole: int) -> bool:
+    """Whether `percent_of` would say more of it than 0 %."""
+    return 200 * part > whole
+
+
 def times(count: int, one: str, many: str | None = None) -> str:
     """`3 tokens`, `1 token`: English, for tables and heads that are English only."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from telemetry.explain_words import apart, clauses, code_words, passes, percent_of, span
+from telemetry.explain_words import apart, clauses, code_words, is_telling, passes, percent_of, span
 from telemetry.observe import WaitSpan
 from telemetry.words import mark, t, tn
 
@@ -71,6 +71,7 @@ def partition(held_ns: Mapping[str, int], order_ns: Mapping[str, int]) -> str:
             share=percent_of(ns, waited),
         )
         for blocker, ns in ranked[:_SHARES_SHOWN]
+        if is_telling(ns, waited)
     )
     return t("By what held it, its wait of {time} was: {shares}.", time=span(waited), shares=shares)
 
