@@ -8,7 +8,7 @@ Three layouts, chosen once at load (bench/executor_steps.py prints what they giv
 
 In bfloat16 oneDNN takes another kernel for another number of rows, and another kernel rounds otherwise: a token may
 change with its company. So bfloat16 products have one of a few row counts that a trial at load found to agree bit for
-bit; fewer rows are filled up with zeros. A row is then the same bits alone and in company.
+bit; fewer rows are filled up. A row is then the same bits alone and in company.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 #: Row counts that are tried, largest first.
 ROW_COUNTS: Final = (256, 192, 128, 96, 64, 48, 32, 16)
@@ -29,13 +29,52 @@ _READING_ROWS: Final = 192
 _agreeing: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
 
+class Fill:
+    """Memory in which few rows are filled up to many, for the layers of one model, which take turns.
+
+    New memory for each product costs more than the zeros in it: at one row a fifth of a product. What lies behind the
+    rows is left from products before. It is somebody's, but it reaches no result: a product has no sums across rows.
+    """
+
+    __slots__ = ("_memory", "_views")
+
+    def __init__(self) -> None:
+        self._memory: dict[int, torch.Tensor] = {}
+        #: (width, rows, count) -> the first `rows` rows and the first `count` rows.
+        self._views: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def up(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """x [R, in] bfloat16 -> [count, in], valid until the next call. R < count."""
+        rows, width = x.shape
+        key = (width, rows, count)
+        if (views := self._views.get(key)) is None:
+            memory = self._memory.get(width)
+            if memory is None:
+                with torch.inference_mode(False):  # memory made within that mode cannot be written outside
+                    memory = self._memory[width] = torch.zeros(ROW_COUNTS[0], width, dtype=torch.bfloat16)
+            views = self._views[key] = memory[:rows], memory[:count]
+        views[0].copy_(x)
+        return views[1]
+
+
 class Linear:
     """y = x Wᵀ + bias. `wide` marks a matrix with many more outputs than inputs (the LM head)."""
 
-    __slots__ = ("_bias", "_multiply_packed", "_packed", "_row_counts", "_stored", "_transposed", "layout")
+    __slots__ = ("_bias", "_fill", "_multiply_packed", "_packed", "_row_counts", "_stored", "_transposed", "layout")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> None:
-        """`weight` is [out, in], `bias` [out]; the weight is copied unless it is kept as stored."""
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        wide: bool = False,
+        fill: Fill | None = None,
+    ) -> None:
+        """`weight` is [out, in], `bias` [out]; the weight is copied unless it is kept as stored.
+
+        fill   shared by layers that are never used at the same time; None: one of its own
+        """
+        self._fill = Fill() if fill is None else fill
         self._bias = bias
         self._packed: Any = None
         self._stored: torch.Tensor | None = None
@@ -87,7 +126,7 @@ class Linear:
         count = _smallest(self._row_counts, rows)
         if rows == count:
             return self._packed_product(x)
-        return self._packed_product(pad(x, (0, 0, 0, count - rows)))[:rows]
+        return self._packed_product(self._fill.up(x, count))[:rows]
 
     def _agreeing_row_counts(self, out: int, inner: int) -> tuple[int, ...]:
         """The cheapest of the kinds of row counts whose products agree, as a trial with this layer finds them."""

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import embedding, silu
 
 from engine.attention.base import AttentionBackend
-from engine.models.linear import Linear
+from engine.models.linear import Fill, Linear
 from engine.models.llama_config import LlamaConfig
 from engine.models.norm import rms_norm
 from engine.models.quantized import Quantization, QuantizedLinear
@@ -52,7 +52,7 @@ class LlamaModel:
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, quantization: Quantization = "none") -> None:
         """Takes `weights` apart: each matrix is dropped as soon as it is in its final layout."""
-        linear = partial(quantized_or_not, quantization=quantization)
+        linear = partial(quantized_or_not, quantization=quantization, fill=Fill())
         self.config = config
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
@@ -134,11 +134,16 @@ class LlamaModel:
 
 
 def quantized_or_not(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False, quantization: Quantization
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    wide: bool = False,
+    quantization: Quantization,
+    fill: Fill | None = None,
 ) -> AnyLinear:
-    """The layer of `weight` [out, in] in the wanted form."""
+    """The layer of `weight` [out, in] in the wanted form. `fill`: see Linear."""
     if quantization == "none":
-        return Linear(weight, bias, wide=wide)
+        return Linear(weight, bias, wide=wide, fill=fill)
     return QuantizedLinear(weight, bias, two_rows=quantization == "int8")
 
 
