@@ -4,7 +4,8 @@
 read-back. Two kinds of item:
 
 - a bucket of decode rows of similar context: one SDPA for all. Their K/V are gathered by *token*, not by page, and the
-  padding repeats a token of the request itself, so a slot that was never written is never read. The padded length
+  padding repeats a token of the request itself, so a slot that was never written is never read. They are gathered into
+  memory that stays: large temporary memory may be given back and faulted in again for every layer. The padded length
   depends on the row's own context alone: kernels sum in an order that depends on it, and a row must not depend on its
   company;
 - a block of a prompt piece: the group's K/V as a view when its pages are consecutive, else gathered by page, then one
@@ -27,8 +28,8 @@ from engine.attention.metadata import PagedMetadata
 
 #: Decode rows are padded to a multiple of this many tokens; those of the same length share a bucket.
 BUCKET_TOKENS: Final = 64
-#: Most tokens (rows x padded context) that one bucket gathers: bounds its temporary memory.
-BUCKET_MAX_TOKENS: Final = 65_536
+#: Most tokens (rows x padded context) that one bucket gathers, unless one row alone has more: bounds what is kept.
+BUCKET_MAX_TOKENS: Final = 16_384
 #: Query rows of one masked block: later keys are skipped block by block, and the triangle stays this narrow.
 BLOCK_ROWS: Final = 256
 
@@ -40,6 +41,7 @@ class _DecodeBucket:
     rows    [n] their rows; None when they are exactly [first, first + n)
     tokens  [n * length] int64 flat K/V slots, padded with the request's own first slot
     mask    [n, 1, 1, length] additive
+    places  where K/V are gathered to, the same for all layers; filled by the first one
     """
 
     first: int
@@ -48,6 +50,19 @@ class _DecodeBucket:
     rows: torch.Tensor | None
     tokens: torch.Tensor
     mask: torch.Tensor
+    places: list[_Place]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Memory for the gathered K or V of a bucket.
+
+    tokens  [n * length, Hkv * D] as written
+    heads   [n, Hkv, length, D] as read
+    """
+
+    tokens: torch.Tensor
+    heads: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +100,12 @@ class CpuBackend:
 
     dtype     type of q and of the caches
     windows   see LlamaConfig.windows; () when every layer sees everything
+    kv_width  Hkv * D, if known: memory for gathered K/V is then asked for at once, and touched when used
     """
 
     name = "cpu"
 
-    def __init__(self, *, dtype: torch.dtype = torch.float32, windows: tuple[int, ...] = ()) -> None:
+    def __init__(self, *, dtype: torch.dtype = torch.float32, windows: tuple[int, ...] = (), kv_width: int = 0) -> None:
         self._dtype = dtype
         self._windows = windows
         self._triangle = torch.empty(0, 0, dtype=dtype)
@@ -97,6 +113,8 @@ class CpuBackend:
         self._full = _Work([], [])
         #: Window -> work, for those windows that hide something in this step.
         self._windowed: dict[int, _Work] = {}
+        #: K and V of one bucket at a time.
+        self._gathered = torch.empty(2, BUCKET_MAX_TOKENS * kv_width, dtype=dtype)
 
     def prepare(self, metadata: PagedMetadata) -> None:
         """Build the work lists of one step."""
@@ -132,30 +150,20 @@ class CpuBackend:
         layer: int,
     ) -> torch.Tensor:
         """Attention of every row: q [R, Hq, D], caches [num_pages, page_size, Hkv, D] -> [R, Hq, D]."""
-        num_pages, page_size, kv_heads, head_dim = k_cache.shape
-        heads = q.shape[1]
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        heads, kv_heads = q.shape[1], k_cache.shape[2]
         work = self._full
         if self._windowed:
             work = self._windowed.get(self._windows[layer], work)
-        if work.buckets:
-            # One token of K or V is one row, contiguous in memory.
-            k_tokens = k_cache.view(num_pages * page_size, kv_heads * head_dim)
-            v_tokens = v_cache.view(num_pages * page_size, kv_heads * head_dim)
-            for bucket in work.buckets:
-                shape = (bucket.count, bucket.length, kv_heads, head_dim)
-                k = k_tokens.index_select(0, bucket.tokens).view(shape).transpose(1, 2)
-                v = v_tokens.index_select(0, bucket.tokens).view(shape).transpose(1, 2)
-                end = bucket.first + bucket.count
-                rows = q[bucket.first : end] if bucket.rows is None else q.index_select(0, bucket.rows)
-                # The heads of a group become the query axis: no repetition of K/V, no causal mask.
-                grouped = rows.reshape(bucket.count, kv_heads, heads // kv_heads, head_dim)
-                got = scaled_dot_product_attention(grouped, k, v, attn_mask=bucket.mask)
-                got = got.reshape(bucket.count, heads, head_dim)
-                if bucket.rows is None:
-                    out[bucket.first : end] = got
-                else:
-                    out.index_copy_(0, bucket.rows, got)
+        if len(work.buckets) == 1 and work.buckets[0].count == len(q):
+            return self._decode(work.buckets[0], q, k_cache, v_cache)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for bucket in work.buckets:
+            if bucket.rows is None:
+                of_bucket = slice(bucket.first, bucket.first + bucket.count)
+                out[of_bucket] = self._decode(bucket, q[of_bucket], k_cache, v_cache)
+            else:
+                got = self._decode(bucket, q.index_select(0, bucket.rows), k_cache, v_cache)
+                out.index_copy_(0, bucket.rows, got)
         for piece in work.pieces:
             k, v = _piece_kv(piece, k_cache), _piece_kv(piece, v_cache)
             for block in piece.blocks:
@@ -170,6 +178,35 @@ class CpuBackend:
                 )
                 out[block.first : block.first + block.count] = got[0].transpose(0, 1)
         return out
+
+    def _decode(
+        self, bucket: _DecodeBucket, rows: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention of the rows [n, Hq, D] of one bucket -> [n, Hq, D]."""
+        count, heads, head_dim = rows.shape
+        kv_heads = k_cache.shape[2]
+        if not bucket.places:
+            bucket.places.extend(self._places(count, bucket.length, kv_heads, head_dim))
+        k, v = bucket.places
+        # One token of K or V is one row, contiguous in memory.
+        torch.index_select(k_cache.view(-1, kv_heads * head_dim), 0, bucket.tokens, out=k.tokens)
+        torch.index_select(v_cache.view(-1, kv_heads * head_dim), 0, bucket.tokens, out=v.tokens)
+        # The heads of a group become the query axis: no repetition of K/V, no causal mask.
+        grouped = rows.reshape(count, kv_heads, heads // kv_heads, head_dim)
+        got = scaled_dot_product_attention(grouped, k.heads, v.heads, attn_mask=bucket.mask)
+        return got.reshape(count, heads, head_dim)
+
+    def _places(self, count: int, length: int, kv_heads: int, head_dim: int) -> Iterator[_Place]:
+        """Where K and where V of a bucket are gathered to. All buckets use the same memory, one after the other."""
+        width = kv_heads * head_dim
+        size = count * length * width
+        if size > self._gathered.shape[1]:
+            step = BUCKET_MAX_TOKENS * width
+            with torch.inference_mode(False):  # memory made within that mode cannot be written outside
+                self._gathered = torch.empty(2, -(-size // step) * step, dtype=self._dtype)
+        for memory in self._gathered[:, :size]:
+            heads = memory.view(count, length, kv_heads, head_dim).transpose(1, 2)
+            yield _Place(tokens=memory.view(count * length, width), heads=heads)
 
     def _decode_bucket(
         self, meta: PagedMetadata, members: np.ndarray, visible: np.ndarray, hidden: np.ndarray
@@ -188,7 +225,7 @@ class CpuBackend:
         first = int(row[0])
         is_range = bool((np.diff(row) == 1).all())
         rows = None if is_range else torch.from_numpy(row)
-        return _DecodeBucket(first=first, count=count, length=length, rows=rows, tokens=tokens, mask=mask)
+        return _DecodeBucket(first=first, count=count, length=length, rows=rows, tokens=tokens, mask=mask, places=[])
 
     def _piece(self, meta: PagedMetadata, request: int, qo_len: int, seq_len: int, window: int) -> _Piece:
         """The work item of one prompt piece of more than one row."""

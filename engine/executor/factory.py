@@ -60,7 +60,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
             name=config.model.name or model_name(path),
             page_size=config.cache.page_size,
             num_pages=num_pages,
-            attention=_attention(config, dtype, model.config.windows),
+            attention=_attention(config, dtype, model.config),
             max_context_tokens=context,
         )
     except RuntimeError as error:
@@ -120,11 +120,11 @@ def _too_big(config: EngineConfig, num_pages: int, token_bytes: int) -> str:
     return f"cache.{name}={getattr(config.cache, name)} asks for {mib:,.0f} MiB of K/V memory: this machine refuses it"
 
 
-def _attention(config: EngineConfig, dtype: torch.dtype, windows: tuple[int, ...]) -> AttentionBackend:
+def _attention(config: EngineConfig, dtype: torch.dtype, model: LlamaConfig) -> AttentionBackend:
     if config.executor.attention_backend == "reference":
         from engine.attention.torch_reference import TorchReferenceBackend
 
-        return TorchReferenceBackend(windows=windows)
+        return TorchReferenceBackend(windows=model.windows)
     from engine.attention.cpu import CpuBackend
 
-    return CpuBackend(dtype=dtype, windows=windows)
+    return CpuBackend(dtype=dtype, windows=model.windows, kv_width=model.num_kv_heads * model.head_dim)
