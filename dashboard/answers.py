@@ -98,6 +98,10 @@ def _waited_s(entry: QueueEntry) -> float:
     return sum(entry.held_ns.values()) / 1e9 or entry.age_s
 
 
+#: From this share on a percentage would say 100.
+_ALL: Final = 0.995
+
+
 def _held_most(entry: QueueEntry, why: str) -> str:
     """`why` it waits at this moment, with what held it most of its wait: these are often two things."""
     waited = sum(entry.held_ns.values())
@@ -115,7 +119,7 @@ def _held_most(entry: QueueEntry, why: str) -> str:
         )
     held = (
         t("{blocker} held it all that time", blocker=named)
-        if most_ns == waited
+        if most_ns >= _ALL * waited
         else t(
             "{blocker} held it for {time} of its wait ({share})",
             blocker=named,

@@ -15,7 +15,7 @@ from dashboard.feed import Look
 from dashboard.fleet import fleet_table
 from dashboard.session import INTERVALS_S, Viewer, box_key, on_box
 from dashboard.told import Told, selections_of
-from dashboard.views import VIEWS, kv
+from dashboard.views import VIEWS, kv, now
 from dashboard.words import LANGUAGES, t
 
 #: Times as fast as it was.
@@ -220,6 +220,8 @@ def _pause_or_play(viewer: Viewer) -> None:
 
 def _set_pause(viewer: Viewer, *, paused: bool) -> None:
     viewer.set_pause(paused=paused, questions=kv.questions(viewer))
+    if viewer.is_paused:
+        now.ask_ahead(viewer)
 
 
 def begin_pause(viewer: Viewer) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from telemetry.explain_words import apart, clauses, code_words, following, span
 from telemetry.live_explain_now import AHEAD_SHOWN, GIVEN_SHOWN, SliceGiven, now_told
-from telemetry.live_explain_wait import closed, partition, waits_told
+from telemetry.live_explain_wait import partition, waits_told
 from telemetry.observe import DecisionRow, RequestDetail, Timeline
 from telemetry.words import mark, t, tn
 
@@ -47,7 +47,7 @@ def sentences(
         t("Request {rid} arrived with a prompt of {prompt} tokens, asking for at most {outputs} new ones.", **arrived)
     ]
     # The stretch that is not over is told with the present state.
-    lines += waits_told(timeline.waits if detail.queue is None else closed(timeline.waits))
+    lines += waits_told(timeline.waits, goes_on=detail.queue is not None)
     if detail.queue is None and (shares := partition(timeline.blockers_ns, timeline.order_ns)):
         lines.append(shares)
     lines += [_decision(decision) for decision in detail.decisions if decision.admitted]

@@ -51,7 +51,7 @@ def now_told(
     stretches = joined(timeline.waits)
     if stretches and stretches[-1].blocker == entry.blocker:
         lines.append(_held(stretches[-1]))
-    lines.append(partition(entry.held_ns, entry.order_ns))
+    lines.append(partition(entry.held_ns, entry.order_ns, entry.blocker))
     if entry.reason in _BUDGET_SPENT and slices:
         lines.append(_given(slices))
     if ahead:

@@ -44,24 +44,28 @@ def meaning(blocker: str, reason: str | None) -> str:
     return t(MEANING[blocker] if blocker == "order" else _BY_REASON.get(reason or "", MEANING[blocker]))
 
 
-def closed(waits: Sequence[WaitSpan]) -> list[WaitSpan]:
-    """Without the stretch that still goes on, with all that is told in one with it."""
-    return joined(waits)[:-1]
+def waits_told(waits: Sequence[WaitSpan], *, goes_on: bool = False) -> list[str]:
+    """One sentence per stretch of waiting, the longest eight, in order of time.
 
-
-def waits_told(waits: Sequence[WaitSpan]) -> list[str]:
-    """One sentence per stretch of waiting, the longest eight, in order of time."""
-    longest = sorted(joined(waits), key=lambda one: one.start_ns - one.end_ns)[:8]
-    longest = [one for one in longest if (one.end_ns - one.start_ns) / 1e9 >= _TELLING_S] or longest[:1]
+    goes_on  the last one is not over: it is told with the present state, and not here
+    """
+    over = joined(waits)[:-1] if goes_on else joined(waits)
+    longest = sorted(over, key=lambda one: one.start_ns - one.end_ns)[:8]
+    telling = [one for one in longest if (one.end_ns - one.start_ns) / 1e9 >= _TELLING_S]
+    longest = telling if telling or goes_on else longest[:1]
     in_order = sorted(longest, key=lambda one: one.start_ns)
     return [_waited(stretch) for stretch in in_order if stretch.end_ns > stretch.start_ns]
 
 
-def partition(held_ns: Mapping[str, int], order_ns: Mapping[str, int]) -> str:
-    """What held it, by share of its wait: what holds it at this moment is often the least of it. "" for one alone."""
+def partition(held_ns: Mapping[str, int], order_ns: Mapping[str, int], now: str | None = None) -> str:
+    """What held it, by share of its wait: what holds it at this moment, `now`, is often the least of it.
+
+    "" where one cause had all of it and that is told anyway.
+    """
     waited = sum(held_ns.values())
     ranked = sorted(held_ns.items(), key=lambda item: -item[1])
-    if len(ranked) < 2:
+    telling = [(blocker, ns) for blocker, ns in ranked[:_SHARES_SHOWN] if is_telling(ns, waited)]
+    if len(telling) < 2 and now in {None, *(blocker for blocker, _ in telling)}:
         return ""
     shares = apart(
         t(
@@ -70,10 +74,9 @@ def partition(held_ns: Mapping[str, int], order_ns: Mapping[str, int]) -> str:
             time=span(ns),
             share=percent_of(ns, waited),
         )
-        for blocker, ns in ranked[:_SHARES_SHOWN]
-        if is_telling(ns, waited)
+        for blocker, ns in telling
     )
-    return t("By what held it, its wait of {time} was: {shares}.", time=span(waited), shares=shares)
+    return t("By what held it, its wait of {time} was: {shares}.", time=span(waited), shares=shares) if shares else ""
 
 
 def _with_ends(blocker: str, order_ns: Mapping[str, int]) -> str:

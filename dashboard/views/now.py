@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import streamlit as st
 
 from dashboard import charts, frames, tables
@@ -31,7 +29,6 @@ def show(viewer: Viewer, look: Look) -> None:
     lines = answer_lines(look)
     if recording is not None:
         lines = [*highlight_lines(recording.recording.highlights), *lines]
-    _ask_ahead(viewer, lines)
     answers(lines, viewer.colours, key="answers", on_go=viewer.follow)
     left, right = st.columns([1.9, 1], gap="medium")
     with left:
@@ -40,11 +37,12 @@ def show(viewer: Viewer, look: Look) -> None:
         _latency(viewer, look.latency)
 
 
-def _ask_ahead(viewer: Viewer, lines: list[dict[str, Any]]) -> None:
-    """While paused, ask at once for what the answers lead to: read later, it would contradict them."""
-    if not viewer.is_paused:
-        return
-    for go in (line["go"] for line in lines):
+def ask_ahead(viewer: Viewer) -> None:
+    """When a pause begins, ask at once for what the answers lead to, and for who is picked: read later, it would
+    contradict them."""
+    if viewer.picked_request is not None:
+        viewer.detail(viewer.picked_request)
+    for go in (line["go"] for line in answer_lines(viewer.look())):
         if "rid" in go:
             viewer.detail(go["rid"])
         if "page" in go:

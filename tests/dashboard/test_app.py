@@ -239,7 +239,9 @@ def test_a_paused_tree_and_a_chosen_page_are_of_the_moment_of_the_pause_whenever
     opened(at, "kv")
     assert not at.exception
     kept = at.session_state["frozen_asked"]
-    assert {key[0]: asked.value.step for key, asked in kept.items()} == {"tree": step, "page": step}
+    assert {(key[0], asked.value.step) for key, asked in kept.items()} == {("tree", step), ("page", step)}
+    (longest,) = at.session_state["frozen_detail"].values()
+    assert longest.detail.step == step, "so is the request that waits longest, which was not looked at yet"
     assert "the rest stands at step" not in "\n".join(each.value for each in at.caption)
     # What is asked for later is said to be younger.
     select(at, node=2).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.clock import VirtualClock
 from engine.config import EngineConfig, Policy
 from telemetry.explain_words import span
+from telemetry.live_explain_wait import partition
 from telemetry.observe import Overtaker, QueueEntry
 from telemetry.policy_words import TIES, overtaker_words, rule_and_tie
 from telemetry.read_model import ReadModel
@@ -103,6 +104,14 @@ def test_a_slice_with_less_than_a_page_left_is_not_called_used_up() -> None:
     now = next(line for line in watched.told("waits") if line.startswith("It is waiting now"))
     assert "less than one page was left of the step's prefill slice (rem_chunk); it needs 16 and there are 8" in now
     assert not [line for line in watched.told("waits") if "used up" in line]
+
+
+def test_a_share_of_nought_is_not_told() -> None:
+    most = {"order": 999 * MS, "engine_busy": 1 * MS}
+    assert partition(most, {}, "order") == "", "the sentence about what holds it now says all of it"
+    assert partition(most, {}, "engine_busy") == "By what held it, its wait of 1.000 s was: order 999.0 ms (100 %)."
+    assert partition({"order": 90 * MS, "chunk": 10 * MS}, {}).endswith("order 90.0 ms (90 %), chunk 10.0 ms (10 %).")
+    assert partition({}, {}) == ""
 
 
 # -- who went first, and by which rule ---------------------------------------------------------------------------------
