@@ -29,8 +29,8 @@ def rope_tables(config: LlamaConfig, max_positions: int, dtype: torch.dtype) -> 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn x [R, heads, D] by the tables' rows cos, sin [R, 1, D]."""
-    low, high = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos, torch.cat((high, low), dim=-1), sin)
+    # Rolled by half its length the last axis has its halves swapped.
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def _scaled(frequencies: torch.Tensor, scaling: RopeScaling, theta: float) -> torch.Tensor:
