@@ -13,7 +13,7 @@ bit; fewer rows are filled up. A row is then the same bits alone and in company.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -108,6 +108,11 @@ class Linear:
         if self._transposed is not None:
             added = base.addmm_(x, self._transposed)
             return added if self._bias is None else added.add_(self._bias)
+        if self._row_counts and x.shape[0] > self._row_counts[0]:
+            # Part by part: they need not be put together first.
+            for part, of_base in zip(x.split(self._row_counts[0]), base.split(self._row_counts[0]), strict=True):
+                of_base.add_(self._filled_up(part))
+            return base
         return base.add_(self(x))
 
     def _packed_product(self, x: torch.Tensor) -> torch.Tensor:
@@ -116,13 +121,12 @@ class Linear:
 
     def _in_row_counts(self, x: torch.Tensor) -> torch.Tensor:
         """The product of x [R, in] by parts that each have one of the agreeing row counts."""
-        rows, largest = len(x), self._row_counts[0]
-        if rows <= largest:
+        if x.shape[0] <= self._row_counts[0]:
             return self._filled_up(x)
-        return torch.cat([self._filled_up(x[start : start + largest]) for start in range(0, rows, largest)])
+        return torch.cat([self._filled_up(part) for part in x.split(self._row_counts[0])])
 
     def _filled_up(self, x: torch.Tensor) -> torch.Tensor:
-        rows = len(x)
+        rows = x.shape[0]
         count = _smallest(self._row_counts, rows)
         if rows == count:
             return self._packed_product(x)
@@ -146,12 +150,13 @@ class Linear:
         return _agreeing[key]
 
 
-def _smallest(counts: Sequence[int], rows: int) -> int:
+@cache
+def _smallest(counts: tuple[int, ...], rows: int) -> int:
     """The smallest of `counts` that holds `rows`; the largest where none does."""
     return min((count for count in counts if count >= rows), default=counts[0])
 
 
-def _cost(counts: Sequence[int]) -> int:
+def _cost(counts: tuple[int, ...]) -> int:
     """What usual batches cost with these row counts, in rows."""
     total = 0
     for rows in _USUAL_ROWS:
