@@ -4,8 +4,8 @@
 read-back. Two kinds of item:
 
 - a bucket of decode rows of similar context: one SDPA for all. Their K/V are gathered by *token*, not by page, and the
-  padding repeats a token of the request itself, so a slot that was never written is never read. They are gathered into
-  memory that stays: large temporary memory may be given back and faulted in again for every layer. The padded length
+  padding repeats a token of the request itself, so a slot that was never written is never read. Buckets are gathered
+  together, into memory that stays: large temporary memory may be given back and faulted in for every layer. The length
   depends on the row's own context alone: kernels sum in an order that depends on it, and a row must not depend on its
   company;
 - a block of a prompt piece: the group's K/V as a view when its pages are consecutive, else gathered by page, then one
@@ -16,7 +16,7 @@ Layers with a sliding window walk a list of their own, in steps where the window
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ from engine.attention.metadata import PagedMetadata
 
 #: Decode rows are padded to a multiple of this many tokens; those of the same length share a bucket.
 BUCKET_TOKENS: Final = 64
-#: Most tokens (rows x padded context) that one bucket gathers, unless one row alone has more: bounds what is kept.
+#: Most tokens (rows x padded context) that are gathered at once, unless one row alone has more: bounds what is kept.
 BUCKET_MAX_TOKENS: Final = 16_384
 #: Query rows of one masked block: later keys are skipped block by block, and the triangle stays this narrow.
 BLOCK_ROWS: Final = 256
@@ -41,7 +41,7 @@ class _DecodeBucket:
     rows    [n] their rows; None when they are exactly [first, first + n)
     tokens  [n * length] int64 flat K/V slots, padded with the request's own first slot
     mask    [n, 1, 1, length] additive
-    places  where K/V are gathered to, the same for all layers; filled by the first one
+    heads   K and V where they were gathered to, each [n, Hkv, length, D]; known from the first layer on
     """
 
     first: int
@@ -50,19 +50,20 @@ class _DecodeBucket:
     rows: torch.Tensor | None
     tokens: torch.Tensor
     mask: torch.Tensor
-    places: list[_Place]
+    heads: list[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Memory for the gathered K or V of a bucket.
+class _Gathering:
+    """Buckets whose K/V are gathered together.
 
-    tokens  [n * length, Hkv * D] as written
-    heads   [n, Hkv, length, D] as read
+    tokens  [T] int64 slots of all buckets
+    memory  for K and for V, each [T, Hkv * D]; known from the first layer on
     """
 
+    buckets: list[_DecodeBucket]
     tokens: torch.Tensor
-    heads: torch.Tensor
+    memory: list[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class _Piece:
 class _Work:
     """The work list of one step, for all layers of the same window."""
 
-    buckets: list[_DecodeBucket]
+    gatherings: list[_Gathering]
     pieces: list[_Piece]
 
 
@@ -113,7 +114,7 @@ class CpuBackend:
         self._full = _Work([], [])
         #: Window -> work, for those windows that hide something in this step.
         self._windowed: dict[int, _Work] = {}
-        #: K and V of one bucket at a time.
+        #: K and V of one gathering at a time.
         self._gathered = torch.empty(2, BUCKET_MAX_TOKENS * kv_width, dtype=dtype)
 
     def prepare(self, metadata: PagedMetadata) -> None:
@@ -132,10 +133,10 @@ class CpuBackend:
         decodes = np.flatnonzero(qo_lens == 1)
         visible = np.minimum(seq_lens, window) if window else seq_lens
         return _Work(
-            [
+            _gatherings(
                 self._decode_bucket(metadata, bucket, visible[bucket], seq_lens[bucket] - visible[bucket])
                 for bucket in _bucketed(decodes, visible)
-            ],
+            ),
             [
                 self._piece(metadata, i, int(qo_lens[i]), int(seq_lens[i]), window)
                 for i in np.flatnonzero(qo_lens > 1).tolist()
@@ -154,16 +155,17 @@ class CpuBackend:
         work = self._full
         if self._windowed:
             work = self._windowed.get(self._windows[layer], work)
-        if len(work.buckets) == 1 and work.buckets[0].count == len(q):
-            return self._decode(work.buckets[0], q, k_cache, v_cache)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for bucket in work.buckets:
-            if bucket.rows is None:
-                of_bucket = slice(bucket.first, bucket.first + bucket.count)
-                out[of_bucket] = self._decode(bucket, q[of_bucket], k_cache, v_cache)
-            else:
-                got = self._decode(bucket, q.index_select(0, bucket.rows), k_cache, v_cache)
-                out.index_copy_(0, bucket.rows, got)
+        for gathering in work.gatherings:
+            self._gather(gathering, k_cache, v_cache)
+            for bucket in gathering.buckets:
+                if bucket.count == len(q):
+                    return _decode(bucket, q)
+                if bucket.rows is None:
+                    of_bucket = slice(bucket.first, bucket.first + bucket.count)
+                    out[of_bucket] = _decode(bucket, q[of_bucket])
+                else:
+                    out.index_copy_(0, bucket.rows, _decode(bucket, q.index_select(0, bucket.rows)))
         for piece in work.pieces:
             k, v = _piece_kv(piece, k_cache), _piece_kv(piece, v_cache)
             for block in piece.blocks:
@@ -179,34 +181,29 @@ class CpuBackend:
                 out[block.first : block.first + block.count] = got[0].transpose(0, 1)
         return out
 
-    def _decode(
-        self, bucket: _DecodeBucket, rows: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention of the rows [n, Hq, D] of one bucket -> [n, Hq, D]."""
-        count, heads, head_dim = rows.shape
-        kv_heads = k_cache.shape[2]
-        if not bucket.places:
-            bucket.places.extend(self._places(count, bucket.length, kv_heads, head_dim))
-        k, v = bucket.places
+    def _gather(self, gathering: _Gathering, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        """Copy the K/V of one layer to where its buckets read them."""
+        kv_heads, head_dim = k_cache.shape[2:]
+        if not gathering.memory:
+            self._find_room(gathering, kv_heads, head_dim)
+        k, v = gathering.memory
         # One token of K or V is one row, contiguous in memory.
-        torch.index_select(k_cache.view(-1, kv_heads * head_dim), 0, bucket.tokens, out=k.tokens)
-        torch.index_select(v_cache.view(-1, kv_heads * head_dim), 0, bucket.tokens, out=v.tokens)
-        # The heads of a group become the query axis: no repetition of K/V, no causal mask.
-        grouped = rows.reshape(count, kv_heads, heads // kv_heads, head_dim)
-        got = scaled_dot_product_attention(grouped, k.heads, v.heads, attn_mask=bucket.mask)
-        return got.reshape(count, heads, head_dim)
+        torch.index_select(k_cache.view(-1, kv_heads * head_dim), 0, gathering.tokens, out=k)
+        torch.index_select(v_cache.view(-1, kv_heads * head_dim), 0, gathering.tokens, out=v)
 
-    def _places(self, count: int, length: int, kv_heads: int, head_dim: int) -> Iterator[_Place]:
-        """Where K and where V of a bucket are gathered to. All buckets use the same memory, one after the other."""
+    def _find_room(self, gathering: _Gathering, kv_heads: int, head_dim: int) -> None:
+        """Say where K and V are gathered to. All gatherings use the same memory, one after the other."""
         width = kv_heads * head_dim
-        size = count * length * width
+        size = len(gathering.tokens) * width
         if size > self._gathered.shape[1]:
             step = BUCKET_MAX_TOKENS * width
             with torch.inference_mode(False):  # memory made within that mode cannot be written outside
                 self._gathered = torch.empty(2, -(-size // step) * step, dtype=self._dtype)
         for memory in self._gathered[:, :size]:
-            heads = memory.view(count, length, kv_heads, head_dim).transpose(1, 2)
-            yield _Place(tokens=memory.view(count * length, width), heads=heads)
+            gathering.memory.append(memory.view(-1, width))
+            shares = memory.split([bucket.count * bucket.length * width for bucket in gathering.buckets])
+            for bucket, share in zip(gathering.buckets, shares, strict=True):
+                bucket.heads.append(share.view(bucket.count, bucket.length, kv_heads, head_dim).transpose(1, 2))
 
     def _decode_bucket(
         self, meta: PagedMetadata, members: np.ndarray, visible: np.ndarray, hidden: np.ndarray
@@ -225,7 +222,7 @@ class CpuBackend:
         first = int(row[0])
         is_range = bool((np.diff(row) == 1).all())
         rows = None if is_range else torch.from_numpy(row)
-        return _DecodeBucket(first=first, count=count, length=length, rows=rows, tokens=tokens, mask=mask, places=[])
+        return _DecodeBucket(first=first, count=count, length=length, rows=rows, tokens=tokens, mask=mask, heads=[])
 
     def _piece(self, meta: PagedMetadata, request: int, qo_len: int, seq_len: int, window: int) -> _Piece:
         """The work item of one prompt piece of more than one row."""
@@ -298,6 +295,29 @@ def _bucketed(members: np.ndarray, seq_lens: np.ndarray) -> Iterator[np.ndarray]
         most = max(1, BUCKET_MAX_TOKENS // ((window + 1) * BUCKET_TOKENS))
         for start in range(0, len(bucket), most):
             yield bucket[start : start + most]
+
+
+def _gatherings(buckets: Iterable[_DecodeBucket]) -> list[_Gathering]:
+    """As few as the memory bound permits."""
+    groups: list[list[_DecodeBucket]] = []
+    room = 0
+    for bucket in buckets:
+        if len(bucket.tokens) > room:
+            groups.append([])
+            room = BUCKET_MAX_TOKENS
+        groups[-1].append(bucket)
+        room -= len(bucket.tokens)
+    return [_Gathering(group, torch.cat([bucket.tokens for bucket in group]), []) for group in groups]
+
+
+def _decode(bucket: _DecodeBucket, rows: torch.Tensor) -> torch.Tensor:
+    """Attention of the rows [n, Hq, D] of one bucket, whose K/V are gathered -> [n, Hq, D]."""
+    count, heads, head_dim = rows.shape
+    k, v = bucket.heads
+    # The heads of a group become the query axis: no repetition of K/V, no causal mask.
+    grouped = rows.reshape(count, k.shape[1], heads // k.shape[1], head_dim)
+    got = scaled_dot_product_attention(grouped, k, v, attn_mask=bucket.mask)
+    return got.reshape(count, heads, head_dim)
 
 
 def _piece_kv(piece: _Piece, cache: torch.Tensor) -> torch.Tensor:
