@@ -25,6 +25,8 @@ from telemetry.law_answers import judged_laws
 from telemetry.observe import LawsAnswer
 
 _FAULT: Final = "judging_fault"
+#: Whether the head of this run knew a verdict.
+_HEAD: Final = "judging_in_head"
 
 
 @st.cache_resource(show_spinner=False, on_release=CheckDoor.close)
@@ -40,11 +42,11 @@ def can_be_judged(viewer: Viewer) -> bool:
 
 
 def report_of(viewer: Viewer) -> CheckReport | None:
-    """What the laws found in the journal that is shown; None before it was judged."""
-    if not can_be_judged(viewer):
-        return None
-    standing = door().standing(_journal(viewer))
-    return None if standing is None else standing.result
+    """What the laws found in the journal that is shown; None before it was judged. The head of a run asks this once."""
+    standing = door().standing(_journal(viewer)) if can_be_judged(viewer) else None
+    report = None if standing is None else standing.result
+    st.session_state[_HEAD] = report is not None
+    return report
 
 
 def is_outdated(viewer: Viewer) -> bool:
@@ -70,6 +72,9 @@ def judging(viewer: Viewer, laws: LawsAnswer) -> LawsAnswer:
             stop=lambda: door().stop(journal),
         )
         return laws
+    if st.session_state.get(_HEAD) is False:
+        # It ended between the head and here, and nothing draws a recording again: the head would say otherwise.
+        st.rerun()
     _verdict(viewer, standing.result, standing)
     return laws.model_copy(update={"is_checked": True, "laws": judged_laws(standing.result)})
 

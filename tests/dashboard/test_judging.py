@@ -132,6 +132,23 @@ def test_a_recording_in_which_every_law_held_says_over_what(page: Open, tmp_path
     assert "Every law held." in said(page(path))
 
 
+def test_a_verdict_that_comes_between_the_head_and_the_view_is_in_both(
+    page: Open, tmp_path: Path, own_door: CheckDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recorded(tmp_path / "run.jsonl")
+    at = judged(page(path))
+    asked, standing = [0], own_door.standing
+
+    def later(journal: Path) -> Any:
+        asked[0] += 1
+        return standing(journal) if asked[0] > 1 else None
+
+    monkeypatch.setattr(own_door, "standing", later)
+    at.run()
+    assert "Every law held." in said(at)
+    assert tile(at)[1] == "in the whole recording"
+
+
 def test_a_verdict_says_when_the_journal_was_written_to_since(page: Open, tmp_path: Path) -> None:
     """It was kept by path: a journal that grew was still said to have been judged whole."""
     path = recorded(tmp_path / "run.jsonl")
