@@ -105,6 +105,35 @@ def test_a_decode_row_is_the_same_bits_alone_and_in_company(dtype: torch.dtype, 
         assert torch.equal(got, together[i : i + 1]), length
 
 
+@pytest.mark.parametrize(("most", "gatherings"), [(64, 6), (200, 4), (500, 2), (16_384, 1)])
+def test_buckets_gathered_together_or_one_by_one_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, most: int, gatherings: int
+) -> None:
+    contexts = [20, 64, 70, 130, 65, 1]  # padded: 64, 64, 128, 192, 128, 64
+    batch = build([(1, length) for length in contexts], Shape(page_size=16, group=3, dim=64), page_seed=8)
+    want = attend(CpuBackend(), batch)
+    monkeypatch.setattr(cpu, "BUCKET_MAX_TOKENS", most)
+    backend = CpuBackend()
+    with torch.inference_mode():  # and memory made within it serves outside
+        assert torch.equal(attend(backend, batch), want)
+    assert len(backend._full.gatherings) == gatherings
+    assert torch.equal(attend(backend, batch), want)
+
+
+def test_gathered_memory_stays_until_a_longer_context_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "BUCKET_MAX_TOKENS", 128)
+    shape = Shape(page_size=16, group=3, dim=64)
+    backend = CpuBackend(kv_width=build([(1, 1)], shape, page_seed=1).k_cache[0, 0].numel())
+    homes = []
+    for length in (10, 100, 128, 200, 20):
+        batch = build([(1, length), (1, 5)], shape, page_seed=length)
+        assert largest_error(attend(backend, batch), float64_loop(batch)) < 1e-5
+        homes.append(backend._gathered.data_ptr())
+    assert homes[0] == homes[1] == homes[2]
+    assert homes[3] == homes[4]
+    assert homes[2] != homes[3]
+
+
 def test_permuted_page_ids_give_the_same_output() -> None:
     straight = build(MIXED, Shape(), page_seed=None)
     permuted = build(MIXED, Shape(), page_seed=5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.models import linear
-from engine.models.linear import Linear
+from engine.models.linear import Fill, Linear
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 
@@ -98,6 +98,41 @@ def test_row_counts_that_do_not_agree_are_not_mixed(monkeypatch: pytest.MonkeyPa
     assert torch.equal(layer(x[:3]), x[:3])
     assert asked == [256, 64, 64]
     linear._agreeing.clear()
+
+
+@pytest.mark.parametrize("rows", [3, 256, 300, 513])
+def test_a_long_product_is_added_part_by_part_to_the_same_bits(rows: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    layer = Linear(torch.randn(96, 64, generator=generator).bfloat16(), torch.randn(96, generator=generator).bfloat16())
+    x, base = (torch.randn(rows, width, generator=generator).bfloat16() for width in (64, 96))
+    want = base + layer(x)
+    added = layer.add_to(base, x)
+    assert torch.equal(added, want)
+    assert added is base
+
+
+def test_layers_that_share_their_fill_see_nothing_of_each_other() -> None:
+    """The memory behind the rows holds what is left from other products, in the worst case no numbers."""
+    generator = torch.Generator().manual_seed(4)
+    fill = Fill()
+    weights = [torch.randn(out, 64, generator=generator).bfloat16() for out in (96, 32)]
+    alone, shared = [Linear(weight) for weight in weights], [Linear(weight, fill=fill) for weight in weights]
+    x = torch.randn(7, 64, generator=generator).bfloat16()
+    want = [layer(x[:2]) for layer in alone]
+    for layer in shared:
+        layer(torch.full((7, 64), float("nan"), dtype=torch.bfloat16))
+        layer(x)
+    assert all(torch.equal(layer(x[:2]), answer) for layer, answer in zip(shared, want, strict=True))
+    shared[0](torch.full((40, 64), float("nan"), dtype=torch.bfloat16))
+    assert all(torch.equal(layer(x[:2]), answer) for layer, answer in zip(shared, want, strict=True))
+
+
+def test_memory_first_used_in_inference_mode_serves_outside_too() -> None:
+    layer = Linear(torch.eye(16).bfloat16())
+    x = torch.randn(3, 16).bfloat16()
+    with torch.inference_mode():
+        assert torch.equal(layer(x), x)
+    assert torch.equal(layer(x[:2]), x[:2])
 
 
 def test_few_usable_row_counts_are_weighed_against_many_products() -> None:
