@@ -110,8 +110,8 @@ class Linear:
             return added if self._bias is None else added.add_(self._bias)
         if self._row_counts and x.shape[0] > self._row_counts[0]:
             # Part by part: they need not be put together first.
-            for part, of_base in zip(x.split(self._row_counts[0]), base.split(self._row_counts[0]), strict=True):
-                of_base.add_(self._filled_up(part))
+            for part in self._parts(x.shape[0]):
+                base[part].add_(self._filled_up(x[part]))
             return base
         return base.add_(self(x))
 
@@ -123,7 +123,12 @@ class Linear:
         """The product of x [R, in] by parts that each have one of the agreeing row counts."""
         if x.shape[0] <= self._row_counts[0]:
             return self._filled_up(x)
-        return torch.cat([self._filled_up(part) for part in x.split(self._row_counts[0])])
+        return torch.cat([self._filled_up(x[part]) for part in self._parts(x.shape[0])])
+
+    def _parts(self, rows: int) -> list[slice]:
+        """`rows` rows in parts of the largest row count."""
+        largest = self._row_counts[0]
+        return [slice(start, start + largest) for start in range(0, rows, largest)]
 
     def _filled_up(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
