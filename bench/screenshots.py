@@ -248,7 +248,7 @@ def take_recorded(album: Album, visit: Visit, page_url: str, step: int | None) -
     page.locator("canvas[data-pages]").wait_for()
     album.take(visit, "recorded")
     page.goto(f"{page_url}/?view=what_if&whatif=scheduler.chunked_prefill_size={_SMALLER_CHUNK}")
-    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_role("button", name="Compare", exact=True).last.click()  # the form has one too
     page.get_by_test_id("whatif-sentence").wait_for(timeout=4 * _PATIENCE_MS)
     album.take(visit, "what-if", narrow_from="[data-testid=whatif-sentence]")
     page.goto(f"{page_url}/?view=classroom&lesson=four-requests&moment=4")
