@@ -10,7 +10,7 @@ from typing import Literal
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import Reason
 from telemetry.life_facts import ChunkFact, EndFact, GapFact, Life, ResponseFact, RetractionFact, Wait
-from telemetry.life_wait import Tally, Waiting, refusals, wait_fact
+from telemetry.life_wait import Stoppers, Tally, Waiting, refusals, wait_fact
 from telemetry.schema import Record
 from telemetry.schema_events import (
     AbortRequestedRecord,
@@ -23,7 +23,7 @@ from telemetry.schema_events import (
     StepPlannedRecord,
 )
 from telemetry.schema_journal import CheckpointRecord, RefusalsFoldedRecord
-from telemetry.schema_parts import LedgerPart
+from telemetry.schema_parts import LedgerPart, PassEndPart
 
 _LIVE = (RequestState.PREFILL, RequestState.DECODE)
 
@@ -43,6 +43,7 @@ class LifeBuilder:
         #: The last written refusal of each waiting request; a folded one repeats its numbers.
         self._refused: dict[str, AdmissionDecidedRecord] = {}
         self._full_by: tuple[str, Reason, Tally] | None = None
+        self._stoppers = Stoppers()
         self._times_used = 0
         self._begin(None)
 
@@ -100,6 +101,7 @@ class LifeBuilder:
     def _decided(self, record: AdmissionDecidedRecord) -> None:
         if not record.is_admitted:
             self._refused[record.rid] = record
+            self._stoppers.refused(record.rid)
         if record.rid != self.rid:
             return
         if record.is_admitted:
@@ -123,10 +125,14 @@ class LifeBuilder:
         self._step, self._t_ns, self._plan = record.step, record.t_ns, record
         end = record.pass_end
         wait = self._wait
+        stopper = self._stoppers.planned(end, self._ended_at(end)) if end is not None else None
+        if record.claim_failed and wait is not None and self._chunks and self._chunks[-1].step == record.step:
+            # Admitted, and still waiting: the pages were not there, so the whole pass was put back.
+            wait.refused(Reason.PARKED_BY_GUARD, 1, record.step, record.step, (None, None))
         # A request that was pushed back in this very step came after its pass.
         if wait is not None and end is not None and record.step > wait.from_step:
             others = tuple(row for row in record.prefills if row.rid != self.rid)
-            wait.passed(record.step, end, self._full_by, others, t_ns=record.t_ns)
+            wait.passed(record.step, end, self._full_by, others, t_ns=record.t_ns, is_stopper=stopper == self.rid)
             if any(self._places.get(row.rid, -1) > wait.place for row in others):
                 wait.overtaken(record.active_policy, record.t_ns)
             wait.later.clear()
@@ -150,12 +156,19 @@ class LifeBuilder:
                     )
                 )
 
+    def _ended_at(self, end: PassEndPart) -> str | None:
+        """At whom it ended; a step without a pass, at the first of those that wait."""
+        if end.rid is not None or end.stop != "skipped":
+            return end.rid
+        waiting = (rid for rid, state in self._states.items() if state is RequestState.WAITING)
+        return min(waiting, key=self._places.__getitem__, default=None)
+
     def _watch_full_flag(self, record: StepPlannedRecord) -> None:
         """Who marked the batch full: the request whose refusal ended the pass that set the flag."""
         end = record.pass_end
         if not record.batch_is_full:
             self._full_by = None
-        elif end is not None and end.stop != "skipped" and end.rid is not None:
+        elif end is not None and end.rid is not None and _may_mark(end):
             tally = Tally(1, record.step, record.step)
             refused = self._refused.get(end.rid)
             if refused is not None and refused.reason is end.stopped_by:
@@ -198,6 +211,7 @@ class LifeBuilder:
     def _transitioned(self, record: RequestTransitionedRecord) -> None:
         rid, target = record.rid, record.target
         self._refused.pop(rid, None)
+        self._stoppers.left(rid)
         if rid == self.rid:
             self._own(record)
         elif record.cause is Cause.ADMIT and self._wait is not None:
@@ -298,6 +312,11 @@ class LifeBuilder:
             record_ends_ns=self._t_ns,
             record_ends_step=self._step,
         )
+
+
+def _may_mark(end: PassEndPart) -> bool:
+    """Whether this end may be what marked the batch full: that of a pass, or of a step without a free row for one."""
+    return end.stopped_by is Reason.ROWS_EXHAUSTED if end.stop == "skipped" else True
 
 
 def _chunk(record: AdmissionDecidedRecord) -> ChunkFact:

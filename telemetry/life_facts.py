@@ -58,7 +58,7 @@ class NoPass(_Fact):
 
 
 class HeldShare(_Fact):
-    """How much of a stay one reason held it, from each step's plan to the next.
+    """How much of a stay one reason held it, from each step's plan to the next: what the page has by blocker.
 
     reason  what refused it, or ended the pass ahead of it; None: no pass had been made since it came
     is_own  whether it was refused itself

@@ -69,6 +69,8 @@ class Waiting:
     #: By step: when it was planned, and what held this request in it: (reason, whether it was refused itself).
     planned_ns: dict[int, int] = field(default_factory=dict)
     held: dict[int, tuple[Reason, bool]] = field(default_factory=dict)
+    #: The same of steps that only repeat an earlier pass: who was refused itself then still is, by what it was.
+    repeated: dict[int, tuple[Reason, bool]] = field(default_factory=dict)
     overtaken_ns: int | None = None
     slices_ns: int | None = None
 
@@ -80,13 +82,21 @@ class Waiting:
         prefills: tuple[PrefillPart, ...] = (),
         *,
         t_ns: int,
+        is_stopper: bool,
     ) -> None:
-        """A step was planned at `t_ns` while it waited; `full_by` is the refusal that marked the batch full."""
+        """A step was planned at `t_ns` while it waited; `full_by` is the refusal that marked the batch full.
+
+        is_stopper  it is the one at which the step ended, or made no pass: nobody's earlier refusal stands for that
+        """
         self.planned_ns[step] = t_ns
         if end.stopped_by in _BUDGET_SPENT:
             self.slices_ns = t_ns if self.slices_ns is None else self.slices_ns
             for row in prefills:
                 self.slices[row.rid] += row.extend_len
+        if end.stopped_by is Reason.FULL_FLAG_SET:
+            # Of a mark that outlived its refusal, the mark itself is what holds the head.
+            ahead = full_by[1] if full_by is not None else end.stopped_by
+            self.repeated[step] = (end.stopped_by, True) if is_stopper else (ahead, False)
         if end.stop != "skipped":
             self.passes += 1
             if all(tally.last_step != step for tally in self.refusals.values()):
@@ -95,11 +105,10 @@ class Waiting:
         cause = full_by[0] if full_by is not None and end.stopped_by is Reason.FULL_FLAG_SET else None
         tally = self.no_pass.setdefault((end.stopped_by, cause), Tally(0, step, step))
         tally.add(1, step, step)
-        self.held[step] = (end.stopped_by, False)
+        if step not in self.repeated:
+            self.held[step] = (end.stopped_by, is_stopper)
         if cause is not None and full_by is not None:
             self.full_causes[cause] = full_by[1:]
-            # The mark only repeats what an earlier pass found.
-            self.held[step] = (full_by[1], cause == self.rid)
 
     def overtaken(self, policy: str | None, t_ns: int) -> None:
         """A pass computed prompt of a later comer, and left this one waiting."""
@@ -137,18 +146,52 @@ class Waiting:
             else:
                 tally = self.not_reached.setdefault((end.stopped_by, end.rid), Tally(0, step, step))
                 tally.add(1, step, step)
-                self.held[step] = (end.stopped_by, False)
+                if step not in self.repeated:
+                    self.held[step] = (end.stopped_by, False)
         self.unseen.clear()
 
     def shares(self, to_ns: int) -> tuple[HeldShare, ...]:
         """The stay up to `to_ns` by what held it, longest first."""
         spent: Counter[tuple[Reason | None, bool]] = Counter()
-        at_ns, by = self.from_ns, (None, False)
+        at_ns = self.from_ns
+        by: tuple[Reason | None, bool] = (None, False)
         for step, t_ns in self.planned_ns.items():
             spent[by] += t_ns - at_ns
-            at_ns, by = t_ns, self.held.get(step, by)
+            at_ns, by = t_ns, self.held.get(step) or self._repeated(step, by)
         spent[by] += to_ns - at_ns
         return tuple(HeldShare(reason=by[0], is_own=by[1], ns=ns) for by, ns in spent.most_common() if ns > 0)
+
+    def _repeated(self, step: int, by: tuple[Reason | None, bool]) -> tuple[Reason | None, bool]:
+        """What holds it in a step that did not find anything itself, held by `by` before."""
+        return by if by[1] else self.repeated.get(step, by)
+
+
+class Stoppers:
+    """Who is held by a refusal of its own, as `QueueWatch` has it: whom the last pass refused or ended at, or, where
+    none was made, the head of the queue. What only repeats a pass leaves them, as long as one of them waits.
+    """
+
+    def __init__(self) -> None:
+        self._held: set[str] = set()
+        self._refused: set[str] = set()
+
+    def refused(self, rid: str) -> None:
+        """The pass whose plan is still to come refused `rid`."""
+        self._refused.add(rid)
+
+    def left(self, rid: str) -> None:
+        """It does not wait any more, or anew."""
+        self._held.discard(rid)
+        self._refused.discard(rid)
+
+    def planned(self, end: PassEndPart, at: str | None) -> str | None:
+        """A step was planned, and ended at `at`. Returns that one; None where an earlier end still stands."""
+        refused, self._refused = self._refused, set()
+        if end.stopped_by is Reason.FULL_FLAG_SET and (refused or self._held):
+            self._held |= refused
+            return None
+        self._held = refused if at is None or end.stopped_by is Reason.QUEUE_END else refused | {at}
+        return at
 
 
 def refusals(reason: Reason, tally: Tally, planned_ns: Mapping[int, int] | None = None) -> Refusals:

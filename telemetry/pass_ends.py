@@ -47,7 +47,8 @@ class PassEnds:
         is_pass, reason = end.stop != _SKIPPED, end.stopped_by
         if reason is Reason.FULL_FLAG_SET:
             reason = self._refused or reason
-        elif is_pass:
+        elif is_pass or reason is Reason.ROWS_EXHAUSTED:
+            # A step that has no row for anybody makes no pass, and marks the batch full itself.
             self._refused = reason
         self.reason = reason
         self._add(reason, 0, is_pass, not is_pass)

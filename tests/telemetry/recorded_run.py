@@ -39,14 +39,14 @@ class TimedExecutor(SimulatedExecutor):
         return super().execute(batch)
 
 
-def record(path: Path, *, requests: int = REQUESTS, seed: int = 11) -> None:
-    """Run it, and write its journal to `path`."""
+def record(path: Path, *, requests: int = REQUESTS, seed: int = 11, rows: int = 32) -> None:
+    """Run it, and write its journal to `path`; `rows` requests run at most."""
     rng = random.Random(seed)
     config = EngineConfig(
         scheduler=SchedulerConfig(
             max_prefill_tokens=384,
             chunked_prefill_size=192,
-            max_running_requests=32,
+            max_running_requests=rows,
             clip_max_new_tokens=32,
             schedule_policy=Policy.LPM,
             schedule_conservativeness=0.02,
