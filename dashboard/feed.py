@@ -252,13 +252,14 @@ class Feed:
             kept = wanted & last.held if is_same else frozenset()
             # All at once: a busy engine answers each only between two of its steps.
             asked = {part: self._pool.submit(ASKS[part], self._source) for part in wanted - kept}
+            answers = {part: getattr(last, part) for part in kept}
+            answers |= {part: future.result() for part, future in asked.items()}
             return Look(
                 contact_wall_s=self._wall(),
                 contact_mono_s=self._mono(),
                 held=wanted,
-                status=status,
-                **{part: getattr(last, part) for part in kept},
-                **{part: future.result() for part, future in asked.items()},
+                status=_told_by_queue(status, answers.get("queue")),
+                **answers,
             )
         except (SourceUnavailable, BadQuestion) as error:
             return dataclasses.replace(
@@ -267,3 +268,17 @@ class Feed:
                 error_kind=error.kind if isinstance(error, SourceUnavailable) else "refused",
                 failing_wall_s=last.failing_wall_s or self._wall(),
             )
+
+
+def _told_by_queue(status: EngineStatus, queue: QueueAnswer | None) -> EngineStatus:
+    """`status` with what `queue` says of the waiting requests: asked a little later, it may know of other ones, and the
+    head stands above the very table. An engine that sends a part of a long queue tells their age and number itself.
+    """
+    if queue is None:
+        return status
+    told: dict[str, Any] = {"waiting": queue.total, "waiting_by_blocker": queue.by_blocker}
+    if len(queue.entries) == queue.total:
+        retracted = sum(entry.state == "retracted" for entry in queue.entries)
+        told["waiting_oldest_s"] = max((entry.age_s for entry in queue.entries), default=0.0)
+        told["requests"] = {**status.requests, "waiting": queue.total - retracted, "retracted": retracted}
+    return status.model_copy(update=told)

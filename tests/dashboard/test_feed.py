@@ -107,6 +107,36 @@ def feed(source: CountingSource, clock: Clock) -> Feed:
     return Feed(source, wall=lambda: 1_000_000.0 + clock.now, mono=clock)
 
 
+class MovingSource(CountingSource):
+    """An engine that makes steps between two questions of one refresh."""
+
+    def _answer(self, name: str, **query: str):
+        answer = super()._answer(name, **query)
+        if name == "status":
+            for _ in range(40):
+                self.engine.tick()
+        return answer
+
+
+def test_the_head_counts_the_very_queue_that_stands_below_it(engine: FakeEngine, clock: Clock) -> None:
+    source = MovingSource(engine)
+    feed = Feed(source, wall=lambda: 1.0, mono=clock)
+    differed = 0
+    for _ in range(12):
+        before = engine.status()
+        look = feed.look(HEAD | {"queue"}, max_age_s=0.0)
+        assert look.status is not None
+        assert look.queue is not None
+        ages = [entry.age_s for entry in look.queue.entries]
+        assert look.status.waiting == look.queue.total == len(ages)
+        assert look.status.waiting_by_blocker == look.queue.by_blocker
+        assert look.status.waiting_oldest_s == max(ages, default=0.0)
+        assert look.status.requests["waiting"] + look.status.requests["retracted"] == look.queue.total
+        differed += (before.waiting, before.waiting_oldest_s) != (look.queue.total, look.status.waiting_oldest_s)
+        clock.now += 1.0
+    assert differed > 3
+
+
 def test_viewers_at_the_same_moment_share_one_fetch(feed: Feed, source: CountingSource, clock: Clock) -> None:
     looks = [feed.look(HEAD | {"queue"}, max_age_s=1.0) for _ in range(20)]
     assert all(look is looks[0] for look in looks)
