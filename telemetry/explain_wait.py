@@ -20,6 +20,7 @@ from telemetry.explain_words import (
     is_telling,
     listed,
     need_have,
+    other,
     passes,
     percent_of,
     requests,
@@ -84,17 +85,14 @@ def _first(facts: Sequence[NotReached | NoPass]) -> tuple[int | None, int]:
 def _shares(wait: Wait) -> str:
     """What held it, by share of the stay: what holds a request at last is often the least of it."""
     total = sum(share.ns for share in wait.held)
+    named = [share for share in wait.held[:_NAMED] if is_telling(share.ns, total)]
     told = [
-        t(
-            "{cause} {time} ({share})",
-            cause=_holder(share),
-            time=span(share.ns),
-            share=percent_of(share.ns, total),
-        )
-        for share in wait.held[:_NAMED]
-        if is_telling(share.ns, total)
+        t("{cause} {time} ({share})", cause=_holder(share), time=span(share.ns), share=percent_of(share.ns, total))
+        for share in named
     ]
-    return t("By what held it: {shares}.", shares=apart(told))
+    return t(
+        "By what held it: {shares}.", shares=apart([*told, *other(total - sum(share.ns for share in named), total)])
+    )
 
 
 def _holder(share: HeldShare) -> str:

@@ -80,6 +80,15 @@ def is_telling(part: int, whole: int) -> bool:
     return 200 * part > whole
 
 
+def other(rest: int, whole: int) -> tuple[str, ...]:
+    """What the parts told leave of a whole, so that they add up to it; nothing where that would be 0 %."""
+    return (
+        (t("other {time} ({share})", time=span(rest), share=percent_of(rest, whole)),)
+        if is_telling(rest, whole)
+        else ()
+    )
+
+
 def times(count: int, one: str, many: str | None = None) -> str:
     """`3 tokens`, `1 token`: English, for tables and heads that are English only."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from telemetry.explain_words import apart, clauses, code_words, is_telling, passes, percent_of, span
+from telemetry.explain_words import apart, clauses, code_words, is_telling, other, passes, percent_of, span
 from telemetry.observe import WaitSpan
 from telemetry.words import mark, t, tn
 
@@ -67,7 +67,7 @@ def partition(held_ns: Mapping[str, int], order_ns: Mapping[str, int], now: str 
     telling = [(blocker, ns) for blocker, ns in ranked[:_SHARES_SHOWN] if is_telling(ns, waited)]
     if len(telling) < 2 and now in {None, *(blocker for blocker, _ in telling)}:
         return ""
-    shares = apart(
+    told = [
         t(
             "{blocker} {time} ({share})",
             blocker=_with_ends(blocker, order_ns),
@@ -75,16 +75,26 @@ def partition(held_ns: Mapping[str, int], order_ns: Mapping[str, int], now: str 
             share=percent_of(ns, waited),
         )
         for blocker, ns in telling
-    )
+    ]
+    shares = apart([*told, *other(waited - sum(ns for _, ns in telling), waited)])
     return t("By what held it, its wait of {time} was: {shares}.", time=span(waited), shares=shares) if shares else ""
 
 
 def _with_ends(blocker: str, order_ns: Mapping[str, int]) -> str:
-    """A blocker; `order` with what ended most of the passes, since that is the limit to lift."""
+    """A blocker; `order` with what ended most of the passes, since that is the limit to lift; else the two largest."""
     if blocker != "order" or not order_ns:
         return code_words(blocker)
-    most = max(order_ns, key=lambda reason: order_ns[reason])
-    return t("order, most of it behind {reason},", reason=code_words(most))
+    total = sum(order_ns.values())
+    (most, ns), *others = sorted(order_ns.items(), key=lambda item: -item[1])
+    if 2 * ns > total or not others:
+        return t("order, most of it behind {reason},", reason=code_words(most))
+    return t(
+        "order, {share} of it behind {reason} and {second_share} behind {second},",
+        share=percent_of(ns, total),
+        reason=code_words(most),
+        second_share=percent_of(others[0][1], total),
+        second=code_words(others[0][0]),
+    )
 
 
 def _in_words(stretch: WaitSpan) -> str:

@@ -279,7 +279,9 @@ class Maker:
             overtaken_by=dice.choice((0, 1, 33)),
             overtaker=self.maybe(overtaker),
             held_ns={name: self.count() * MS for name in dice.sample(BLOCKERS, dice.choice((0, 1, 3)))},
-            order_ns=self.maybe({"kv_total_exhausted": 7 * MS}, {}),
+            order_ns=dice.choice(
+                ({}, {"kv_total_exhausted": 7 * MS}, {"kv_total_exhausted": 7 * MS, "rows_exhausted": 7 * MS})
+            ),
         )
 
     def told_live(self) -> dict[str, Any]:

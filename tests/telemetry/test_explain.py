@@ -16,14 +16,18 @@ from engine.scheduler.decision import Reason
 from telemetry.explain import AmbiguousRequest, Explanation, UnknownRequest, explain, explain_records
 from telemetry.explain_ids import abbreviated
 from telemetry.explain_life import told
+from telemetry.explain_wait import wait_told
 from telemetry.explain_words import REASON_WORDS, amount, need_have, span, times, wall
 from telemetry.journal import JournalSink
 from telemetry.life import LifeBuilder
+from telemetry.life_facts import HeldShare
 from telemetry.schema import record_of
 
 DATA = Path(__file__).parent / "data"
 #: Recorded once by `SimulatedRun(path, 12, policy=fcfs).play(24, fail_at_step=200)`; only its readers may change.
 JOURNAL = DATA / "explained.jsonl.gz"
+#: Seven shares of one wait, of which five are told.
+SHARES_NS = (40_000_000, 20_000_000, 12_000_000, 10_000_000, 6_000_000, 5_000_000, 1_000_000)
 RUNS = [(2, 16, Policy.LPM), (3, 1, Policy.FCFS), (4, 16, Policy.SHORTEST_PREFILL_FIRST), (5, 4, Policy.FCFS)]
 
 
@@ -126,6 +130,14 @@ def test_a_wait_is_told_by_what_held_it() -> None:
     story = explain(JOURNAL, "r9")
     shares = next(line.text for line in story.sentences if "By what held it" in line.text)
     assert "kv_total_exhausted ahead of it 121.9 ms (52 %), kv_total_exhausted 70.9 ms (30 %)" in shares
+
+
+def test_the_shares_of_a_wait_add_up_to_it() -> None:
+    [wait] = explain(JOURNAL, "r9").life.waits
+    held = tuple(HeldShare(reason=reason, is_own=True, ns=ns) for reason, ns in zip(Reason, SHARES_NS, strict=False))
+    lines = [line.text for line in wait_told(wait.model_copy(update={"held": held}))]
+    [shares] = [line for line in lines if "By what held it" in line]
+    assert shares.endswith(f"{span(SHARES_NS[4])} (6 %), other {span(sum(SHARES_NS[5:]))} (6 %)."), shares
 
 
 def test_a_long_id_is_whole_once_and_then_short_but_for_the_json(tmp_path: Path, simulated: Any) -> None:

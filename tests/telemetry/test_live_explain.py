@@ -6,7 +6,7 @@ from engine.clock import VirtualClock
 from engine.config import EngineConfig, Policy
 from telemetry.explain_words import span
 from telemetry.live_explain_wait import partition
-from telemetry.observe import Overtaker, QueueEntry
+from telemetry.observe import BLOCKERS, Overtaker, QueueEntry
 from telemetry.policy_words import TIES, overtaker_words, rule_and_tie
 from telemetry.read_model import ReadModel
 from tests.builders import engine_config
@@ -64,6 +64,19 @@ def test_what_held_it_most_is_told_where_it_is_not_what_holds_it_now() -> None:
     watched.run.finish_all()
     after = next(line for line in watched.told("waits") if line.startswith("By what held it"))
     assert "order, most of it behind KV total exhausted," in after
+
+
+def test_two_ends_are_named_where_neither_had_most() -> None:
+    ends = {"kv_total_exhausted": 49 * MS, "rows_exhausted": 48 * MS, "chunk_exhausted": 3 * MS}
+    told = partition({"order": 100 * MS, "rows": 20 * MS}, ends)
+    assert "order, 49 % of it behind KV total exhausted and 48 % behind rows exhausted, 100.0 ms (83 %)" in told
+    assert "most" not in told
+
+
+def test_the_shares_told_add_up_to_the_wait() -> None:
+    held = dict(zip(BLOCKERS, (60 * MS, 20 * MS, 10 * MS, 5 * MS, 3 * MS, MS, MS), strict=False))
+    assert partition(held, {}).endswith(", other 2.0 ms (2 %).")
+    assert "other" not in partition(dict(zip(BLOCKERS, (60 * MS, 40 * MS, 1000), strict=False)), {})
 
 
 def test_one_answer_has_one_wait() -> None:
