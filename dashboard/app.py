@@ -20,6 +20,7 @@ if importlib.util.find_spec("dashboard") is None:
 
 from dashboard import components, downloads, frame, theme
 from dashboard.feed import Look
+from dashboard.odd_address import say_odd_address
 from dashboard.places import settings_from
 from dashboard.pulse import Goals, Showing, pulse_data
 from dashboard.session import Viewer, viewer_for
@@ -67,7 +68,7 @@ def _page(viewer: Viewer, every_s: float | None) -> None:
         frame.scrub_bar(viewer, look)
     if name == "now":
         frame.fleet(viewer)
-    frame.say_unknown_view(viewer)
+    say_odd_address(viewer)
     with st.container(key="live"):
         view.show(viewer, look)
     with download:

@@ -159,14 +159,6 @@ def open_view(viewer: Viewer) -> str:
     return chosen if chosen in VIEWS else "now"
 
 
-def say_unknown_view(viewer: Viewer) -> None:
-    """An address that names no view opens the first one, and is told so."""
-    chosen = viewer.selection("view")
-    if chosen is not None and chosen not in VIEWS:
-        known = ", ".join(VIEWS)
-        st.warning(t("There is no view {name}; this is now. Views: {known}.", name=repr(chosen), known=known))
-
-
 def hear(viewer: Viewer, message: object) -> Told:
     """Do what the page tells and is not done yet; returns how far that is. Before anything is drawn."""
     told = st.session_state.get("told")

@@ -33,8 +33,10 @@ __all__ = [
     "speak",
     "spoken",
     "t",
+    "tn",
 ]
 
 _PAGE: Final = Words(Path(__file__).parent / "locale")
 dictionary = _PAGE.dictionary
 t = _PAGE.t
+tn = _PAGE.tn

@@ -20,7 +20,7 @@ from dashboard.words import mark, t
 from telemetry.client import Source
 from telemetry.observe import PageFact, PageMap, PoolAnswer, TreeAnswer
 
-_MODES = {"state": mark("By state"), "owner": mark("By owner")}
+MODES = {"state": mark("By state"), "owner": mark("By owner")}
 #: Buttons to requests in one row.
 _SHOWN_HOLDERS = 4
 
@@ -51,7 +51,7 @@ def show(viewer: Viewer, look: Look) -> None:
 def _map(viewer: Viewer, pages: PageMap, tree: TreeAnswer | None) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.subheader(t("Pages of the K/V pool"), anchor=False, width="content")
-        mode = choice(viewer, "mode", _MODES, label=mark("Colours"))
+        mode = choice(viewer, "mode", MODES, label=mark("Colours"))
     chosen = viewer.selection("page", natural)
     picked = None if tree is None else tree.picked
     lit = frames.owner_bitmap(pages, chosen) if chosen is not None else ""

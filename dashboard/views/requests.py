@@ -14,8 +14,8 @@ from dashboard.views.story import full_story, lane_picture
 from dashboard.words import mark, t
 from telemetry.observe import EngineStatus, LanesAnswer, RequestsAnswer
 
-_LISTS = {"finished": mark("Finished"), "live": mark("Live")}
-_COUNTS = {"10": "10", "20": "20", "40": "40", "80": "80"}
+LISTS = {"finished": mark("Finished"), "live": mark("Live")}
+COUNTS = {"10": "10", "20": "20", "40": "40", "80": "80"}
 
 
 def show(viewer: Viewer, look: Look) -> None:
@@ -36,7 +36,7 @@ def _lanes(viewer: Viewer, told: LanesAnswer) -> None:
         st.subheader(t("Requests over time"), anchor=False, width="content")
         with st.container(horizontal=True, width="content", vertical_alignment="center"):
             by = choice(viewer, "lanes", frames_lanes.ORDERS, label=mark("Which requests"))
-            count = choice(viewer, "n", _COUNTS, label=mark("How many requests"), unless_chosen="20")
+            count = choice(viewer, "n", COUNTS, label=mark("How many requests"), unless_chosen="20")
     lanes = frames_lanes.chosen_lanes(told.lanes, int(count), by)
     note = t(
         "{n} of {total} requests that the engine remembers, in order of arrival. Click a lane for its story.",
@@ -49,7 +49,7 @@ def _lanes(viewer: Viewer, told: LanesAnswer) -> None:
 def _list(viewer: Viewer, requests: RequestsAnswer, status: EngineStatus) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.subheader(t("Requests"), anchor=False, width="content")
-        which = choice(viewer, "list", _LISTS, label=mark("List"))
+        which = choice(viewer, "list", LISTS, label=mark("List"))
     is_live = which == "live"
     # The order that was chosen for the lanes, which is how they are named above.
     by = choice_of(viewer, "lanes", frames_lanes.ORDERS)

@@ -186,10 +186,28 @@ def test_nobody_beyond_p99_is_no_remark(
 def test_an_address_that_names_no_view_is_told_which_there_are(page: Page) -> None:
     at = select(page(), view="memory").run()
     (warning,) = [each.value for each in at.warning]
-    assert warning.startswith("There is no view 'memory'; this is now. Views: now, admission, requests, ")
+    assert warning.startswith("The address says view='memory', which does not exist here. Possible: now, admission, requests, ")
     assert warning.endswith("classroom.")
     assert component(at, "live_table", "queue")["rows"], "and the first view is there"
     assert not list(opened(at, "kv").warning)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "known"),
+    [
+        ("lang", "xx", "en, zh-CN"),
+        ("mode", "zzz", "state, owner"),
+        ("list", "zzz", "finished, live"),
+        ("source", "elsewhere", "127.0.0.1:"),
+        ("step", "-1", "a whole number from 0 on"),
+    ],
+)
+def test_what_an_address_says_in_vain_is_told_with_what_is_possible(
+    page: Page, name: str, value: str, known: str
+) -> None:
+    at = select(page(), **{name: value}).run()
+    (warning,) = [each.value for each in at.warning]
+    assert warning.startswith(f"The address says {name}='{value}', which does not exist here. Possible: {known}")
 
 
 def test_an_engine_without_a_breakdown_is_said_to_be_older(

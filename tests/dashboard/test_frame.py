@@ -89,6 +89,15 @@ def test_a_journal_is_shown_at_its_end_and_at_any_step_of_the_address(recorded: 
     assert 120 < step_of(timed) < 855
 
 
+@pytest.mark.parametrize(("text", "step"), [("abc", 855), ("-1", 1), ("999999", 855), ("99s", 855), ("nans", 855)])
+def test_a_moment_that_a_recording_does_not_have_is_told(recorded: AppTest, page: Open, text: str, step: int) -> None:
+    at = read(page("--journal", str(JOURNAL), at=text))
+    assert step_of(at) == step
+    (warning,) = [each.value for each in at.warning]
+    assert warning.startswith(f"The address says at='{text}', which does not exist here. Possible: a step up to 855")
+    assert not list(read(page("--journal", str(JOURNAL), at="2.5s")).warning)
+
+
 def test_an_empty_queue_of_a_recording_advises_to_move_the_slider(recorded: AppTest, page: Open) -> None:
     at = read(page("--journal", str(JOURNAL), at="855", view="now"))
     table = sent(at, "live_table", "queue")
