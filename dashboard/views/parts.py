@@ -127,6 +127,19 @@ def explained(told: Explanation | None) -> str:
     return f'<ol class="explain" data-testid="explain">{"".join(f"<li>{line}</li>" for line in lines)}</ol>'
 
 
+def no_story(viewer: Viewer, rid: str, error: str | None) -> None:
+    """What stands where the story of `rid` would: it is not known, or, with `error`, nobody could be asked."""
+    if error:
+        title, rest = t("No answer about {rid}", rid=rid), error
+    elif viewer.place.is_recorded:
+        title = t("This recording has no request {rid}", rid=rid)
+        rest = t("None came up to this moment, or it ended long before. Move the slider above, or pick another one.")
+    else:
+        title = t("The engine does not know {rid}", rid=rid)
+        rest = t("It keeps the latest requests only. Pick another one.")
+    st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(rest)}</span></div>')
+
+
 def request_story(viewer: Viewer, rid: str) -> None:
     """Why a request waits, was late or ended, in sentences. The view "Requests" tells the rest."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
@@ -137,9 +150,7 @@ def request_story(viewer: Viewer, rid: str) -> None:
             st.button(t("Close"), key="close_story", on_click=viewer.close_story, type="tertiary")
     found = viewer.detail(rid)
     if found.explanation is None:
-        title = t("No answer about {rid}", rid=rid) if found.error else t("The engine does not know {rid}", rid=rid)
-        rest = found.error or t("It keeps the latest requests only. Pick another one.")
-        st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(rest)}</span></div>')
+        no_story(viewer, rid, found.error)
         return
     st.html(explained(found.explanation))
     read_later(viewer, found.explanation)

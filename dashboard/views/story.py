@@ -10,12 +10,11 @@ import streamlit as st
 from dashboard import charts, charts_lanes, frames, frames_lanes, tables
 from dashboard import formats as f
 from dashboard.components import live_table
-from dashboard.feed import Detail
 from dashboard.frames_latency import with_order
 from dashboard.places import TRACE_ID
 from dashboard.session import Viewer
 from dashboard.theme import cause_colour
-from dashboard.views.parts import explained, legend, read_later
+from dashboard.views.parts import explained, legend, no_story, read_later
 from dashboard.words import t
 from telemetry.observe import Lane, RequestDetail, Timeline
 
@@ -27,7 +26,7 @@ def full_story(viewer: Viewer, rid: str) -> None:
         st.button(t("Close"), key="close_story", on_click=viewer.close_story, type="tertiary")
     found = viewer.detail(rid)
     if found.detail is None:
-        _unknown(rid, found)
+        no_story(viewer, rid, found.error)
         return
     detail = found.detail
     if detail.lane is not None:
@@ -88,15 +87,6 @@ def _picked(viewer: Viewer, key: str) -> None:
     points = st.session_state[key].selection.get(charts_lanes.PICK, [])
     if points and points[0].get("rid"):
         viewer.pick_request(points[0]["rid"])
-
-
-def _unknown(rid: str, found: Detail) -> None:
-    if found.error:
-        title, what = t("No answer about {rid}", rid=rid), found.error
-    else:
-        title = t("The engine does not know {rid}", rid=rid)
-        what = t("It keeps the latest requests only. Pick another one.")
-    st.html(f'<div class="nothing"><strong>{escape(title)}</strong><span>{escape(what)}</span></div>')
 
 
 def _where_ttft_went(viewer: Viewer, timeline: Timeline) -> None:

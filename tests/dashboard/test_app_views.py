@@ -186,7 +186,7 @@ def test_nobody_beyond_p99_is_no_remark(
 def test_an_address_that_names_no_view_is_told_which_there_are(page: Page) -> None:
     at = select(page(), view="memory").run()
     (warning,) = [each.value for each in at.warning]
-    assert warning.startswith("The address says view='memory', which does not exist here. Possible: now, admission, requests, ")
+    assert warning.startswith("The address says view='memory', which does not exist here. Possible: now, admission, ")
     assert warning.endswith("classroom.")
     assert component(at, "live_table", "queue")["rows"], "and the first view is there"
     assert not list(opened(at, "kv").warning)

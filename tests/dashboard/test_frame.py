@@ -98,6 +98,14 @@ def test_a_moment_that_a_recording_does_not_have_is_told(recorded: AppTest, page
     assert not list(read(page("--journal", str(JOURNAL), at="2.5s")).warning)
 
 
+@pytest.mark.parametrize("view", ["now", "requests"])
+def test_a_request_that_a_recording_does_not_have_is_no_engines_lapse(recorded: AppTest, page: Open, view: str) -> None:
+    at = read(page("--journal", str(JOURNAL), rid="r9999", view=view))
+    body = "".join(each.proto.body for each in at.get("html"))
+    assert "This recording has no request r9999" in body
+    assert "The engine" not in body
+
+
 def test_an_empty_queue_of_a_recording_advises_to_move_the_slider(recorded: AppTest, page: Open) -> None:
     at = read(page("--journal", str(JOURNAL), at="855", view="now"))
     table = sent(at, "live_table", "queue")
