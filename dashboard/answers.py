@@ -15,7 +15,7 @@ from dashboard import formats as f
 from dashboard.feed import Look
 from dashboard.frames import page_bytes
 from dashboard.frames_latency import plain, with_order
-from dashboard.words import mark, t
+from dashboard.words import mark, t, tn
 from telemetry.observe import (
     LatencyBreakdown,
     Overtaker,
@@ -37,6 +37,9 @@ _LIMITS_WITHOUT_PASS: Final = ("full_flag_set", "rows_exhausted")
 
 #: From which share of the late tokens on a smaller chunk is said to help; below the second it hardly does.
 _LIKELY, _HARDLY = 0.5, 0.2
+
+#: From this share on `formats.share` writes no decimals.
+_SHOWN_WHOLE: Final = 0.1
 
 
 def answer_lines(look: Look) -> list[dict[str, Any]]:
@@ -170,16 +173,22 @@ def _overtaken(entry: QueueEntry) -> str:
     """How many later ones went first, by which policy and what it orders by, and what bounds it."""
     if not entry.times_passed_over:
         return ""
-    passes = f.count(entry.times_passed_over)
-    said = "; "
+    passes = tn(entry.times_passed_over, "{n} pass", "{n} passes", n=f.count(entry.times_passed_over))
     if entry.overtaken_by:
-        said += t("{n} later requests overtook it in {passes} passes", n=f.count(entry.overtaken_by), passes=passes)
+        said = tn(
+            entry.overtaken_by,
+            "{n} later request overtook it in {passes}",
+            "{n} later requests overtook it in {passes}",
+            n=f.count(entry.overtaken_by),
+            passes=passes,
+        )
     else:  # prompts that were admitted before it came
-        said += t("passed over in {passes} passes for further pieces of other prompts", passes=passes)
+        said = t("passed over in {passes} for further pieces of other prompts", passes=passes)
     last = entry.overtaker
     if last is not None and last.policy:
-        said += " " + t("by policy {policy}", policy=last.policy)
+        said = t("{overtaken} by policy {policy}", overtaken=said, policy=last.policy)
         said += _by_what(last)
+    said = f"; {said}"
     if last is not None and last.policy == "fcfs":  # what let later ones go first there is a priority
         return said + "; " + t("max_overtakes or starvation_limit_s would change that")
     return said + "; " + t("max_overtakes, starvation_limit_s or schedule_policy=fcfs would change that")
@@ -196,15 +205,34 @@ def _binding(passes: PassesAnswer | None) -> Answer:
     if not counts:
         if not made:
             return (
-                t("No pass in the last {n} steps.", n=f.count(len(rows))) if rows else t("No pass was made yet."),
+                tn(len(rows), "No pass in the last step.", "No pass in the last {n} steps.", n=f.count(len(rows)))
+                if rows
+                else t("No pass was made yet."),
                 "",
                 go,
             )
-        return t("None."), t("Each of the last {n} passes reached the end of the queue.", n=f.count(len(made))), go
+        reached = tn(
+            len(made),
+            "The last pass reached the end of the queue.",
+            "Each of the last {n} passes reached the end of the queue.",
+            n=f.count(len(made)),
+        )
+        return t("None."), reached, go
     (name, held), *others = counts.most_common()
-    rest = t("it held admission in {n} of the last {all} steps", n=f.count(held), all=f.count(len(rows)))
+    rest = tn(
+        len(rows),
+        "it held admission in the last step",
+        "it held admission in {n} of the last {all} steps",
+        n=f.count(held),
+        all=f.count(len(rows)),
+    )
     if without[name]:
-        rest += t(" ({n} of them made no pass because of it)", n=f.count(without[name]))
+        rest += tn(
+            len(rows),
+            " (which made no pass because of it)",
+            " ({n} of them made no pass because of it)",
+            n=f.count(without[name]),
+        )
     if others:
         rest += "; " + ", ".join(f"{other} {f.count(n)}" for other, n in others[:2])
     bound = [step for step, reason in (*ends, *kept_out) if f.limit_name(reason) == name]
@@ -261,7 +289,12 @@ def _queueing(breakdown: LatencyBreakdown | None) -> Answer:
     if most_ns and queued:
         rest += "; " + t("most of the wait: {blocker}", blocker=with_order(blocker, tail.order_ns))
     if tail.waiting_longer:
-        rest += "; " + t("{n} wait longer than that for their first token", n=f.count(tail.waiting_longer))
+        rest += "; " + tn(
+            tail.waiting_longer,
+            "{n} waits longer than that for its first token",
+            "{n} wait longer than that for their first token",
+            n=f.count(tail.waiting_longer),
+        )
     return f"{f.share(queued, tail.ttft_ns)}", rest, go
 
 
@@ -302,8 +335,16 @@ def _chunk(look: Look) -> Answer:
         aim = f.duration(breakdown.gap_objective_s)
         return t("No need:"), t("no token came later than {aim} after the one before", aim=aim), go
     share = sum(breakdown.late.get(cause, 0) for cause in _CHUNK_CAUSES) / late
+    # Judged as it is written: "hardly, 20 %" beside "hardly below 20 %" would contradict itself.
+    share = round(100 * share) / 100 if share >= _SHOWN_WHOLE else share
     head = t("Likely:") if share >= _LIKELY else t("For some:") if share >= _HARDLY else t("Hardly:")
-    rest = t("{share} of {n} late tokens waited for the prefill of others", share=f.share(share, 1.0), n=f.count(late))
+    rest = tn(
+        late,
+        "{share} of {n} late token waited for the prefill of others",
+        "{share} of {n} late tokens waited for the prefill of others",
+        share=f.share(share, 1.0),
+        n=f.count(late),
+    )
     rest += " " + t(
         "(likely from {likely} on, hardly below {hardly})",
         likely=f.share(_LIKELY, 1.0),

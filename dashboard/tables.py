@@ -16,7 +16,7 @@ from dashboard import formats as f
 from dashboard.frames import LEDGERS, decisions_of
 from dashboard.frames_pass import PassGroup, why_empty
 from dashboard.theme import Palette, blocker_colour
-from dashboard.words import mark, t
+from dashboard.words import mark, t, tn
 from telemetry.observe import DecisionRow, Ledgers, PageOwner, PassRow
 
 Cell = str | list[Any]
@@ -196,7 +196,12 @@ def passes_table(groups: Sequence[PassGroup], steps: int) -> Table:
     return Table(
         columns=_PASS_COLUMNS,
         rows=[_pass_row(group) for group in groups],
-        note=t("the last {n} steps; empty passes in a row are one line", n=f.count(steps)),
+        note=tn(
+            steps,
+            "the last step",
+            "the last {n} steps; empty passes in a row are one line",
+            n=f.count(steps),
+        ),
         empty=(
             t("No step has been made yet"),
             t("Passes appear when requests arrive. Send some, or run bench/serve.py against the engine."),

@@ -13,7 +13,7 @@ from dashboard.components import live_table
 from dashboard.feed import Look
 from dashboard.session import Viewer, natural
 from dashboard.views.parts import fitting, legend, waiting_for_engine
-from dashboard.words import t
+from dashboard.words import t, tn
 from telemetry.observe import PassesAnswer, PassRow
 
 #: Steps that an engine remembers.
@@ -113,6 +113,8 @@ def _reasons(viewer: Viewer, passes: PassesAnswer) -> None:
     mix = frames.reason_mix(passes)
     if not mix:
         return
-    st.subheader(t("Decisions of the last {n} steps", n=f.count(len(passes.passes))), anchor=False)
+    steps = len(passes.passes)
+    heading = tn(steps, "Decisions of the last step", "Decisions of the last {n} steps", n=f.count(steps))
+    st.subheader(heading, anchor=False)
     good, bad = viewer.colours.good, viewer.colours.bad
     legend([(good if admitted else bad, f.words(reason), f.count(n)) for reason, n, admitted in mix])

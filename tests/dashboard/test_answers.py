@@ -13,6 +13,7 @@ from dashboard.frames import Quantiles, page_facts
 from dashboard.pulse import _latency_tile
 from dashboard.tables import owners_table
 from dashboard.theme import LIGHT
+from dashboard.words import CHINESE, ENGLISH, speak
 from telemetry import observe as o
 from telemetry.observe_latency import TailShare
 from telemetry.recorded import RecordedSource, Recording
@@ -217,6 +218,21 @@ def test_who_was_overtaken_is_told_by_how_many_under_which_rule_and_what_bounds_
     assert "; passed over in 4 passes for further pieces of" in line(Look(queue=queue(pieces)), "longest")["rest"]
 
 
+def test_one_is_told_in_the_singular() -> None:
+    once = overtaken().model_copy(update={"times_passed_over": 1, "overtaken_by": 1})
+    assert "; 1 later request overtook it in 1 pass by policy lpm" in line(Look(queue=queue(once)), "longest")["rest"]
+    speak(CHINESE)
+    try:
+        said = line(Look(queue=queue(once)), "longest")["rest"]
+    finally:
+        speak(ENGLISH)
+    assert "1 轮中有 1 个后到的请求越过了它，所用策略为 lpm" in said
+    assert line(Look(passes=passes("-queue_end")), "ledger")["head"] == "No pass in the last step."
+    assert line(Look(passes=passes("queue_end")), "ledger")["rest"] == "The last pass reached the end of the queue."
+    held = line(Look(passes=passes("-rows_exhausted")), "ledger")["rest"]
+    assert held == "it held admission in the last step (which made no pass because of it)"
+
+
 def test_where_both_numbers_are_one_the_tie_break_is_told() -> None:
     entry = overtaken(order_key="cached_tokens", key=96, own_key=96)
     said = line(Look(queue=queue(entry)), "longest")["rest"]
@@ -256,6 +272,9 @@ def test_half_the_chunk_in_force_is_what_the_link_to_what_if_tries(engine: FakeE
         ({"long_prefill": 6, "mixed_sat_out": 2, "kernel": 2}, "Likely:"),
         ({"long_prefill": 3, "kernel": 7}, "For some:"),
         ({"kernel": 9, "queue_position": 1}, "Hardly:"),
+        # Judged as it is written: 19.6 % is said as 20 %.
+        ({"long_prefill": 196, "kernel": 804}, "For some:"),
+        ({"long_prefill": 194, "kernel": 806}, "Hardly:"),
         ({}, "No need:"),
     ],
 )
