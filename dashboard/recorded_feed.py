@@ -64,7 +64,7 @@ class RecordedFeed:
         told = self.progress()
         moment = self.moment(at)
         if moment is None:
-            return Look(error=told.error, error_kind="journal" if told.error else None, held=parts)
+            return Look(error=told.error, error_kind=self._kind() if told.error else None, held=parts)
         key = self.recording.events_until(moment), parts
         with self._lock:
             look = self._looks.get(key)
@@ -97,6 +97,14 @@ class RecordedFeed:
             while len(self._asked) > _MAX_ASKED:
                 self._asked.popitem(last=False)
             return known
+
+    def _kind(self) -> str:
+        """What a person can do about a journal of which nothing can be read: one that is there can be checked."""
+        try:
+            has_something = bool(self.recording.path.stat().st_size)
+        except OSError:
+            has_something = False
+        return "journal" if has_something else "no_journal"
 
     def _taken(self, parts: frozenset[str], moment: Moment) -> Look:
         source = self._steps.at(moment)

@@ -32,7 +32,7 @@ def trouble(look: Look, place: Place) -> Trouble | None:
 def _title(look: Look) -> str:
     since = f.clock(look.failing_wall_s)
     match look.error_kind:
-        case "journal":
+        case "journal" | "no_journal":
             return t("This journal cannot be read.")
         case "key":
             return t("The engine refuses the key.")
@@ -56,6 +56,8 @@ def advice(kind: str | None, place: Place) -> str:
     match kind:
         case "journal":
             return t("To see how far it holds, run: admitscope check {path}", path=place.where)
+        case "no_journal":
+            return t("Give the journal of a run that was written: admitscope dashboard --journal FILE")
         case "key":
             return t("Set {name} to the engine's server.api_key, and start the page again.", name=ENV_KEY)
         case "foreign":

@@ -90,6 +90,8 @@ def segment_files(path: Path) -> tuple[Path, ...]:
         files.append(found)
     if not files:
         raise JournalError(f"{base}: no such journal")
+    if not _asked(files[0], lambda: files[0].stat().st_size):
+        raise JournalError(f"{files[0]}: the file is empty: nothing was written to it")
     later = sorted(base.parent.glob(f"{base.stem}.[0-9][0-9][0-9][0-9]{base.suffix}*"))
     last_known = len(files) - 1
     for candidate in later:
@@ -218,7 +220,7 @@ def _plain_or_gzip(path: Path) -> Path | None:
     return path if _asked(path, path.is_file) else compressed if _asked(path, compressed.is_file) else None
 
 
-def _asked(path: Path, question: Callable[[], bool]) -> bool:
+def _asked(path: Path, question: Callable[[], _T]) -> _T:
     try:
         return question()
     except OSError as error:  # a name that is too long, a folder that may not be entered

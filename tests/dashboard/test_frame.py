@@ -170,6 +170,23 @@ def test_a_journal_that_is_none_says_so_with_file_line_and_command(page: Open, t
     assert said[2].endswith(f"admitscope check {path}")
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nobody_is_told_to_check_a_journal_that_is_empty_or_gone(page: Open, tmp_path: Path, *, is_there: bool) -> None:
+    path = tmp_path / "none.jsonl"
+    if is_there:
+        path.touch()
+    at = page("--journal", str(path))
+    for _ in range(100):
+        if sent(at, "pulse")["error"] is not None:
+            break
+        time.sleep(0.05)
+        at.run()
+    title, what, advice = sent(at, "pulse")["error"]
+    assert title == "This journal cannot be read."
+    assert f"{path}: {'the file is empty' if is_there else 'no such journal'}" in what
+    assert advice == "Give the journal of a run that was written: admitscope dashboard --journal FILE"
+
+
 def test_a_played_recording_is_where_its_speed_takes_it() -> None:
     playing = Playing(since_mono_s=100.0, from_s=2.0, speed=4.0)
     assert playing.at_s(100.0) == 2.0

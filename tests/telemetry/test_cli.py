@@ -186,6 +186,9 @@ def test_a_page_of_a_journal_that_is_not_there_is_not_started(
 ) -> None:
     assert cli.main(["dashboard", "--port", "0", "--journal", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl: no such journal" in capsys.readouterr().err
+    (tmp_path / "empty.jsonl").touch()
+    assert cli.main(["dashboard", "--port", "0", "--journal", str(tmp_path / "empty.jsonl")]) == 2
+    assert "empty.jsonl: the file is empty" in capsys.readouterr().err
 
 
 def test_the_page_answers_to_the_names_of_this_machine_only() -> None:
