@@ -181,7 +181,7 @@ def test_the_report_names_the_first_and_counts_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "content", "words"),
     [
-        ({}, "", "no journal header"),
+        ({}, "", "the file is empty"),
         ({"snapshot": "absent.json"}, None, "absent.json"),
         ({"snapshot": "run.jsonl"}, None, "no snapshot"),
     ],
