@@ -86,6 +86,25 @@ def test_keys_choose_views_pause_and_walk_through_the_passes_kept(visit: Visit, 
     expect(visit.page.get_by_test_id("data-age")).to_contain_text("old")
 
 
+#: Each text of a tile's label that its small line covers, by what is drawn.
+_COVERED = """() => [...document.querySelectorAll('*')].map(e => e.shadowRoot).filter(Boolean)
+    .flatMap(root => [...root.querySelectorAll('.tile')]).flatMap(tile => {
+        const line = tile.querySelector('svg'), label = tile.querySelector('.label');
+        const drawn = line && line.getBoundingClientRect();
+        if (!drawn || !drawn.width) return [];
+        const words = document.createRange();
+        words.selectNodeContents(label);
+        return words.getBoundingClientRect().right > drawn.left ? [label.textContent] : [];
+    })"""
+
+
+def test_the_small_lines_leave_the_labels_free_at_every_width(visit: Visit, stage: str) -> None:
+    at_engine(visit, stage)
+    for width in (390, 700, 800, 1190, 1200, 1250, 1300, 1366, 1440, 1920):
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        assert visit.page.evaluate(_COVERED) == [], width
+
+
 def test_a_key_that_is_typed_into_a_field_is_text(visit: Visit, stage: str) -> None:
     at_engine(visit, stage)
     box = visit.page.locator(".st-key-queue input[type=search]")
