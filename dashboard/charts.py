@@ -1,7 +1,7 @@
 """Marks of the page. Owns: pandas frames -> Altair charts.
 
-Pure: no Streamlit. A chart's specification depends on the palette only, never on the numbers, so that the browser
-exchanges the data of a living chart instead of building it anew each second.
+Pure: no Streamlit. A chart's specification depends on palette and language only, never on the numbers, so that the
+browser exchanges the data of a living chart instead of building it anew each second.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pandas as pd
 
 from dashboard.frames_latency import CAUSES
 from dashboard.theme import Palette, cause_colour
+from dashboard.words import t
 
 PADDING: Final = {"left": 4, "right": 12, "top": 6, "bottom": 2}
 
@@ -43,10 +44,10 @@ def latency_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
         ),
         color=alt.Color("quantile:N", scale=quantiles, legend=None),
         tooltip=[
-            alt.Tooltip("at:T", title="slot ends", format="%H:%M:%S"),
-            alt.Tooltip("quantile:N", title="quantile"),
-            alt.Tooltip("seconds:Q", title="seconds", format=".4~f"),
-            alt.Tooltip("count:Q", title="observed in the slot"),
+            alt.Tooltip("at:T", title=t("slot ends"), format="%H:%M:%S"),
+            alt.Tooltip("quantile:N", title=t("quantile")),
+            alt.Tooltip("seconds:Q", title=t("seconds"), format=".4~f"),
+            alt.Tooltip("count:Q", title=t("observed in the slot")),
         ],
     )
     # The dash tells the two lines apart without colour. A line ends where a slot observed nothing, and the points show
@@ -70,12 +71,12 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
         .encode(
             x=alt.X(
                 "step:O",
-                title="step",
+                title=t("step"),
                 axis=alt.Axis(labelAngle=0, labelOverlap="greedy", domain=False, ticks=False),
             ),
             y=alt.Y(
                 "tokens:Q",
-                title="tok",
+                title=t("tok"),
                 axis=alt.Axis(
                     tickCount=3, gridColor=colours.line, domain=False, ticks=False, format="~s", labelFlush=False
                 ),
@@ -87,11 +88,11 @@ def steps_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 120) -> 
             ),
             order=alt.Order("part:N", sort="descending"),
             tooltip=[
-                alt.Tooltip("step:O", title="step"),
-                alt.Tooltip("kind:N", title="kind"),
-                alt.Tooltip("part:N", title="part"),
-                alt.Tooltip("tokens:Q", title="tokens", format=","),
-                alt.Tooltip("reason:N", title="pass ended by"),
+                alt.Tooltip("step:O", title=t("step")),
+                alt.Tooltip("kind:N", title=t("kind")),
+                alt.Tooltip("part:N", title=t("part")),
+                alt.Tooltip("tokens:Q", title=t("tokens"), format=","),
+                alt.Tooltip("reason:N", title=t("pass ended by")),
             ],
         )
         .properties(height=height, padding=PADDING)
@@ -108,7 +109,7 @@ def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> a
         .encode(
             x=alt.X(
                 "start:Q",
-                title="since it was accepted",
+                title=t("since it was accepted"),
                 axis=alt.Axis(labelExpr=SECONDS_AXIS, tickCount=6, grid=False),
             ),
             x2="end:Q",
@@ -118,8 +119,8 @@ def parts_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 74) -> a
                 legend=None,
             ),
             tooltip=[
-                alt.Tooltip("part:N", title="part"),
-                alt.Tooltip("seconds:Q", title="seconds", format=".4~f"),
+                alt.Tooltip("part:N", title=t("part")),
+                alt.Tooltip("seconds:Q", title=t("seconds"), format=".4~f"),
             ],
         )
         .properties(height=height, padding=PADDING)

@@ -13,6 +13,7 @@ import pandas as pd
 from dashboard.charts import PADDING, time_axis
 from dashboard.frames_kv import SIDES
 from dashboard.theme import Palette
+from dashboard.words import t
 from telemetry.observe import PAGE_STATES
 
 #: From the bottom up: what is held, then what can be had.
@@ -41,7 +42,7 @@ def pool_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 190) -> a
         .mark_area(interpolate="step-after", stroke=colours.page, strokeWidth=0.6)
         .encode(
             x=alt.X("at:T", title=None, axis=time_axis()),
-            y=alt.Y("pages:Q", stack="zero", title="pages", axis=_axis(colours)),
+            y=alt.Y("pages:Q", stack="zero", title=t("pages"), axis=_axis(colours)),
             color=alt.Color(
                 "state:N",
                 scale=alt.Scale(domain=list(_STACK), range=[colours.states[state] for state in _STACK]),
@@ -49,10 +50,10 @@ def pool_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 190) -> a
             ),
             order=alt.Order("order:Q"),
             tooltip=[
-                alt.Tooltip("at:T", title="slot ends", format="%H:%M:%S"),
-                alt.Tooltip("state:N", title="state"),
-                alt.Tooltip("pages:Q", title="pages", format=","),
-                alt.Tooltip("evicted:Q", title="evicted in the slot", format=","),
+                alt.Tooltip("at:T", title=t("slot ends"), format="%H:%M:%S"),
+                alt.Tooltip("state:N", title=t("state")),
+                alt.Tooltip("pages:Q", title=t("pages"), format=","),
+                alt.Tooltip("evicted:Q", title=t("evicted in the slot"), format=","),
             ],
         )
         .properties(height=height, padding=PADDING)
@@ -69,13 +70,13 @@ def promise_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 170) -
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
             x=alt.X("at:T", title=None, axis=time_axis()),
-            y=alt.Y("tokens:Q", title="tokens", axis=_axis(colours)),
+            y=alt.Y("tokens:Q", title=t("tokens"), axis=_axis(colours)),
             color=alt.Color("side:N", scale=scale, legend=None),
             strokeDash=alt.StrokeDash("side:N", scale=dash, legend=None),
             tooltip=[
-                alt.Tooltip("at:T", title="slot ends", format="%H:%M:%S"),
-                alt.Tooltip("side:N", title="side"),
-                alt.Tooltip("tokens:Q", title="tokens", format=",.1~f"),
+                alt.Tooltip("at:T", title=t("slot ends"), format="%H:%M:%S"),
+                alt.Tooltip("side:N", title=t("side")),
+                alt.Tooltip("tokens:Q", title=t("tokens"), format=",.1~f"),
             ],
         )
     )

@@ -13,6 +13,7 @@ import pandas as pd
 
 from dashboard.charts import PADDING, SECONDS_AXIS, time_axis
 from dashboard.theme import Palette
+from dashboard.words import t
 from telemetry.observe import BLOCKERS
 
 #: Height of each kind of stretch, as a share of its lane.
@@ -79,7 +80,7 @@ def _lanes(
     causes = [*BLOCKERS, *work_colours(colours)]
     scale = alt.Scale(domain=causes, range=[lane_colour(colours, cause) for cause in causes])
     pick = alt.selection_point(name=PICK, fields=["rid"], on="click", toggle=False, empty=True)
-    title = "since it was accepted" if is_one else None
+    title = t("since it was accepted") if is_one else None
     layers: list[alt.Chart] = []
     for kind, height in _HEIGHTS.items():
         layer = (
@@ -92,11 +93,11 @@ def _lanes(
                 y=rows,
                 color=alt.Color("cause:N", scale=scale, legend=None),
                 tooltip=[
-                    alt.Tooltip("rid:N", title="request"),
-                    alt.Tooltip("cause:N", title="waits for" if kind == "waiting" else "is in"),
-                    alt.Tooltip("words:N", title="that is"),
-                    alt.Tooltip("seconds:Q", title="seconds", format=".4~f"),
-                    alt.Tooltip("from_s:Q", title="after acceptance, s", format=".3~f"),
+                    alt.Tooltip("rid:N", title=t("request")),
+                    alt.Tooltip("cause:N", title=t("waits for") if kind == "waiting" else t("is in")),
+                    alt.Tooltip("words:N", title=t("that is")),
+                    alt.Tooltip("seconds:Q", title=t("seconds"), format=".4~f"),
+                    alt.Tooltip("from_s:Q", title=t("after acceptance, s"), format=".3~f"),
                 ],
             )
         )
@@ -116,9 +117,9 @@ def _lanes(
             shape=alt.Shape("mark:N", scale=alt.Scale(domain=names, range=shapes), legend=None),
             color=alt.Color("mark:N", scale=alt.Scale(domain=names, range=shades), legend=None),
             tooltip=[
-                alt.Tooltip("rid:N", title="request"),
-                alt.Tooltip("words:N", title="moment"),
-                alt.Tooltip("at_s:Q", title="after acceptance, s", format=".4~f"),
+                alt.Tooltip("rid:N", title=t("request")),
+                alt.Tooltip("words:N", title=t("moment")),
+                alt.Tooltip("at_s:Q", title=t("after acceptance, s"), format=".4~f"),
             ],
         )
     )

@@ -13,6 +13,7 @@ import pandas as pd
 from dashboard.charts import PADDING, SECONDS_AXIS, time_axis
 from dashboard.frames_latency import CAUSES
 from dashboard.theme import Palette, cause_colour
+from dashboard.words import t
 
 #: Decimal ticks of a log axis of seconds, so that labels stay readable.
 _DECADES: Final = [0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000]
@@ -37,15 +38,17 @@ def stack_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 260) -> 
             x=alt.X("from:T", title=None, axis=time_axis()),
             x2="at:T",
             y=alt.Y(
-                "low:Q", title="mean TTFT", axis=_axis(colours, labelExpr=SECONDS_AXIS, tickCount=5, labelFlush=False)
+                "low:Q",
+                title=t("mean TTFT"),
+                axis=_axis(colours, labelExpr=SECONDS_AXIS, tickCount=5, labelFlush=False),
             ),
             y2="high:Q",
             color=alt.Color("cause:N", scale=_cause_scale(colours), legend=None),
             tooltip=[
-                alt.Tooltip("at:T", title="slot ends", format="%H:%M:%S"),
-                alt.Tooltip("cause:N", title="cause"),
-                alt.Tooltip("seconds:Q", title="seconds (mean)", format=".4~f"),
-                alt.Tooltip("count:Q", title="first tokens in the slot"),
+                alt.Tooltip("at:T", title=t("slot ends"), format="%H:%M:%S"),
+                alt.Tooltip("cause:N", title=t("cause")),
+                alt.Tooltip("seconds:Q", title=t("seconds (mean)"), format=".4~f"),
+                alt.Tooltip("count:Q", title=t("first tokens in the slot")),
             ],
         )
         .properties(height=height, padding=PADDING)
@@ -61,21 +64,23 @@ def gap_chart(frame: pd.DataFrame, objective: pd.DataFrame, colours: Palette, *,
         .encode(
             x=alt.X(
                 "from:Q",
-                title="gap between two tokens (log)",
+                title=t("gap between two tokens (log)"),
                 scale=alt.Scale(type="log", nice=False),
                 axis=_axis(colours, labelExpr=SECONDS_AXIS, values=_TICKS, grid=False, labelOverlap="greedy"),
             ),
             x2="to:Q",
-            y=alt.Y("share:Q", title="share of gaps", axis=_axis(colours, format=".0%", tickCount=4, labelFlush=False)),
+            y=alt.Y(
+                "share:Q", title=t("share of gaps"), axis=_axis(colours, format=".0%", tickCount=4, labelFlush=False)
+            ),
             y2=alt.datum(0),
             color=alt.Color(
                 "late:N", scale=alt.Scale(domain=[False, True], range=[colours.accent, colours.bad]), legend=None
             ),
             tooltip=[
-                alt.Tooltip("from:Q", title="from, seconds", format=".4~f"),
-                alt.Tooltip("to:Q", title="up to, seconds", format=".4~f"),
-                alt.Tooltip("count:Q", title="gaps", format=","),
-                alt.Tooltip("share:Q", title="share", format=".2%"),
+                alt.Tooltip("from:Q", title=t("from, seconds"), format=".4~f"),
+                alt.Tooltip("to:Q", title=t("up to, seconds"), format=".4~f"),
+                alt.Tooltip("count:Q", title=t("gaps"), format=","),
+                alt.Tooltip("share:Q", title=t("share"), format=".2%"),
             ],
         )
     )
@@ -96,10 +101,10 @@ def stall_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 150) -> 
     base = alt.Chart(frame).encode(
         y=alt.Y("order:O", axis=None),
         tooltip=[
-            alt.Tooltip("cause:N", title="cause"),
-            alt.Tooltip("words:N", title="that is"),
-            alt.Tooltip("count:Q", title="late tokens", format=","),
-            alt.Tooltip("share:Q", title="share", format=".1%"),
+            alt.Tooltip("cause:N", title=t("cause")),
+            alt.Tooltip("words:N", title=t("that is")),
+            alt.Tooltip("count:Q", title=t("late tokens"), format=","),
+            alt.Tooltip("share:Q", title=t("share"), format=".1%"),
         ],
     )
     bars = base.mark_bar(color=colours.warn, height=9, yOffset=9, cornerRadius=2).encode(
@@ -119,13 +124,13 @@ def first_chart(frame: pd.DataFrame, objective: pd.DataFrame, colours: Palette, 
         .encode(
             x=alt.X(
                 "prompt_len:Q",
-                title="prompt length, tok",
+                title=t("prompt length, tok"),
                 scale=alt.Scale(zero=False, nice=True),
                 axis=_axis(colours, tickCount=6, format="~s", grid=False),
             ),
             y=alt.Y(
                 "ttft_s:Q",
-                title="TTFT (log)",
+                title=t("TTFT (log)"),
                 scale=seconds,
                 axis=_axis(colours, labelExpr=SECONDS_AXIS, values=_DECADES, labelFlush=False),
             ),
@@ -134,11 +139,11 @@ def first_chart(frame: pd.DataFrame, objective: pd.DataFrame, colours: Palette, 
                 "kind:N", scale=alt.Scale(domain=["waiting", "work"], range=["circle", "square"]), legend=None
             ),
             tooltip=[
-                alt.Tooltip("rid:N", title="request"),
-                alt.Tooltip("ttft_s:Q", title="TTFT, seconds", format=".4~f"),
-                alt.Tooltip("prompt_len:Q", title="prompt, tok"),
-                alt.Tooltip("cached_tokens:Q", title="of it cached, tok"),
-                alt.Tooltip("cause:N", title="dominant cause"),
+                alt.Tooltip("rid:N", title=t("request")),
+                alt.Tooltip("ttft_s:Q", title=t("TTFT, seconds"), format=".4~f"),
+                alt.Tooltip("prompt_len:Q", title=t("prompt, tok")),
+                alt.Tooltip("cached_tokens:Q", title=t("of it cached, tok")),
+                alt.Tooltip("cause:N", title=t("dominant cause")),
             ],
         )
     )
@@ -159,20 +164,20 @@ def decile_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 190) ->
     base = alt.Chart(frame).encode(
         x=alt.X(
             "prompts:N",
-            title="prompt length, tok",
+            title=t("prompt length, tok"),
             sort=alt.SortField("order", "ascending"),
             axis=_axis(colours, labelAngle=0, labelOverlap="greedy"),
         ),
         tooltip=[
-            alt.Tooltip("prompts:N", title="prompts of, tok"),
-            alt.Tooltip("share:Q", title="within the objective", format=".1%"),
-            alt.Tooltip("within:Q", title="of them", format=","),
-            alt.Tooltip("count:Q", title="first tokens", format=","),
+            alt.Tooltip("prompts:N", title=t("prompts of, tok")),
+            alt.Tooltip("share:Q", title=t("within the objective"), format=".1%"),
+            alt.Tooltip("within:Q", title=t("of them"), format=","),
+            alt.Tooltip("count:Q", title=t("first tokens"), format=","),
         ],
     )
     share = alt.Y(
         "share:Q",
-        title="within the objective",
+        title=t("within the objective"),
         scale=alt.Scale(domain=[0, 1.12], nice=False),
         axis=_axis(colours, format=".0%", values=[0, 0.25, 0.5, 0.75, 1], labelFlush=False),
     )

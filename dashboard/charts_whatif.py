@@ -70,9 +70,9 @@ def curve_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 240) -> 
             y=alt.Y("percent:Q", title=t("share below, %"), axis=_axis(colours, tickCount=5, labelFlush=False)),
             order="percent:Q",
             tooltip=[
-                alt.Tooltip("run:N", title="run"),
+                alt.Tooltip("run:N", title=t("run")),
                 alt.Tooltip("percent:Q", title=t("share below, %")),
-                alt.Tooltip("seconds:Q", title="seconds", format=".4~g"),
+                alt.Tooltip("seconds:Q", title=t("seconds"), format=".4~g"),
             ],
             **_by_run(colours),
         )
@@ -98,10 +98,10 @@ def pair_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 240) -> a
             color=alt.Color("change:N", scale=alt.Scale(domain=list(tones), range=list(tones.values())), legend=None),
             shape=alt.Shape("change:N", scale=alt.Scale(domain=list(shapes), range=list(shapes.values())), legend=None),
             tooltip=[
-                alt.Tooltip("rid:N", title="request"),
-                alt.Tooltip("prompt:Q", title="prompt, tokens", format=","),
-                alt.Tooltip("before:Q", title="before, seconds", format=".4~g"),
-                alt.Tooltip("after:Q", title="after, seconds", format=".4~g"),
+                alt.Tooltip("rid:N", title=t("request")),
+                alt.Tooltip("prompt:Q", title=t("prompt, tokens"), format=","),
+                alt.Tooltip("before:Q", title=t("before, seconds"), format=".4~g"),
+                alt.Tooltip("after:Q", title=t("after, seconds"), format=".4~g"),
             ],
         )
     )
@@ -129,10 +129,10 @@ def fairness_chart(frame: pd.DataFrame, colours: Palette, *, height: int = 240) 
             x=alt.X("group:O", sort=order, title=t("tokens in the prompt"), axis=_axis(colours, labelAngle=-35)),
             y=alt.Y(**_seconds(colours, "seconds:Q", t("TTFT p50 (log)"), ticks(frame["seconds"]))),
             tooltip=[
-                alt.Tooltip("run:N", title="run"),
-                alt.Tooltip("group:N", title="prompt, tokens"),
-                alt.Tooltip("requests:Q", title="requests"),
-                alt.Tooltip("seconds:Q", title="TTFT p50, seconds", format=".4~g"),
+                alt.Tooltip("run:N", title=t("run")),
+                alt.Tooltip("group:N", title=t("prompt, tokens")),
+                alt.Tooltip("requests:Q", title=t("requests")),
+                alt.Tooltip("seconds:Q", title=t("TTFT p50, seconds"), format=".4~g"),
             ],
             **_by_run(colours),
         )

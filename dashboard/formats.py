@@ -138,6 +138,22 @@ def clock(wall_s: float | None) -> str:
     return NOTHING if wall_s is None else time.strftime("%H:%M:%S", time.localtime(wall_s))
 
 
+#: The parts of TTFT but `queue`, which is told by blocker. Unlike blockers and reasons they are no codes of the engine.
+_PART_NAMES: Final = {
+    "intake": mark("intake"),
+    "prepare": mark("prepare"),
+    "chunk_forward": mark("chunk forward"),
+    "commit": mark("commit"),
+    "between_chunks": mark("between chunks"),
+    "emit": mark("emit"),
+}
+
+
+def cause_name(cause: str) -> str:
+    """What a part of TTFT went to: a part by its name in the reader's language, a blocker by its code."""
+    return t(_PART_NAMES[cause]) if cause in _PART_NAMES else words(cause)
+
+
 def words(code: str | None) -> str:
     """A code as words: kv_total_exhausted -> kv total exhausted."""
     return NOTHING if not code else code.replace("_", " ").replace("kv ", "KV ")

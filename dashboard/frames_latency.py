@@ -118,7 +118,7 @@ def with_order(cause: str, order_ns: Mapping[str, int]) -> str:
     """A cause in words; `order` with what ended the passes, since that is the limit to lift."""
     total = sum(order_ns.values())
     if cause != "order" or not total:
-        return f.words(cause)
+        return f.cause_name(cause)
     ranked = sorted(order_ns.items(), key=lambda item: -item[1])
     told = ", ".join(f"{f.words(reason)} {f.share(ns, total)}" for reason, ns in ranked[:2] if ns)
     return t("order (passes ended by {reasons})", reasons=told)

@@ -103,7 +103,12 @@ def _firsts(viewer: Viewer, told: LatencyBreakdown) -> None:
     if firsts.empty:
         st.caption(t("No first token in the last {window}.", window=frames.plain(told.window_s)))
         return
-    legend([(cause_colour(viewer.colours, cause), f.words(cause), f.count(n)) for cause, n in frames.cause_mix(firsts)])
+    legend(
+        [
+            (cause_colour(viewer.colours, cause), f.cause_name(cause), f.count(n))
+            for cause, n in frames.cause_mix(firsts)
+        ]
+    )
     objective = _objective(told.ttft_objective_s)
     st.altair_chart(charts.first_chart(firsts, objective, viewer.colours), width="stretch", key="first_tokens")
     shown = t("{n} of {all} first tokens", n=f.count(len(firsts)), all=f.count(told.firsts_total))

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from fake_engine import FakeEngine
 
-from dashboard import charts, charts_lanes, charts_latency, frames, frames_lanes, frames_latency
+from dashboard import charts, charts_lanes, charts_latency, formats, frames, frames_lanes, frames_latency
 from dashboard.theme import DARK, LIGHT, Palette
+from dashboard.words import CHINESE, ENGLISH, speak, t
 
 
 def made_from(engine: FakeEngine, colours: Palette) -> dict[str, alt.Chart | alt.LayerChart]:
@@ -112,3 +113,17 @@ def test_axes_of_the_latency_view_say_what_they_count(engine: FakeEngine) -> Non
     assert titles["firsts"] == {"prompt length, tok", "TTFT (log)"}
     assert titles["deciles"] == {"prompt length, tok", "within the objective"}
     assert titles_of(lane_charts(engine, LIGHT)["one"].to_dict()) == {"since it was accepted"}
+
+
+def test_axes_and_parts_are_named_in_the_readers_language(engine: FakeEngine) -> None:
+    speak(CHINESE)
+    try:
+        titles = set().union(*(titles_of(chart.to_dict()) for chart in made_from(engine, LIGHT).values()))
+        part, lane = formats.cause_name("between_chunks"), t(frames_lanes.DONE["between"])
+        blocker = formats.cause_name("kv_total")
+    finally:
+        speak(ENGLISH)
+    assert {"自接受起", "平均 TTFT", "提示词长度，tok"} <= titles
+    assert [title for title in titles if title.isascii()] == ["tok"], "a unit"
+    assert part == lane == "分块之间"
+    assert blocker == "KV total", "a code of the engine"
