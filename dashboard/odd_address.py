@@ -6,8 +6,8 @@ A link may be old, or typed by hand: the page shows what it can, and names what 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 import streamlit as st
 
@@ -19,7 +19,7 @@ from dashboard.views import VIEWS, kv, requests
 from dashboard.words import LANGUAGES, language_of, t
 
 #: Selections that are one of a few, by name.
-_CHOICES = {
+_CHOICES: Final[dict[str, Mapping[str, object]]] = {
     "view": VIEWS,
     "mode": kv.MODES,
     "list": requests.LISTS,
@@ -29,10 +29,10 @@ _CHOICES = {
 }
 
 #: Selections that are a whole number.
-_NATURAL = ("step", "page", "node", "top", "moment", "first", "broken")
+_NATURAL: Final = ("step", "page", "node", "top", "moment", "first", "broken")
 
 #: A text of an address is repeated so far.
-_SAID = 40
+_SAID: Final = 40
 
 
 class Odd(NamedTuple):
