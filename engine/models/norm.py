@@ -6,8 +6,6 @@ here the rows are converted once. In float32 torch's own is as good.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch.nn import functional
 
@@ -19,13 +17,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             return functional.rms_norm(x, weight.shape, weight, eps)
         return functional.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
     rows = x.float()
-    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    scale = torch.addcmul(_number(eps), length, length, value=1 / x.shape[-1]).rsqrt_()
+    squares = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_()
+    scale = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
     return rows.mul_(scale).mul_(weight).to(x.dtype)
-
-
-@cache
-def _number(value: float) -> torch.Tensor:
-    """`value` as a tensor, which lets it take part in one step with tensors."""
-    with torch.inference_mode(False):
-        return torch.tensor(value, dtype=torch.float32)
