@@ -74,17 +74,17 @@ def test_each_key_counts_once_however_quick_and_the_browser_goes_back_by_moments
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.wait_for_url("**moment=3**")
-    expect(page.get_by_text("Moment 3 of")).to_be_visible()
+    expect(page.get_by_text("Moment 3 of").first).to_be_visible()
     # A view chosen by the mouse does not keep the arrows for itself.
     visit.show("Classroom")
     page.keyboard.press("ArrowRight")
     page.wait_for_url("**moment=4**")
     page.go_back()
     page.wait_for_url("**moment=3**")
-    expect(page.get_by_text("Moment 3 of")).to_be_visible()
+    expect(page.get_by_text("Moment 3 of").first).to_be_visible()
     page.go_forward()
     page.wait_for_url("**moment=4**")
-    expect(page.get_by_text("Moment 4 of")).to_be_visible()
+    expect(page.get_by_text("Moment 4 of").first).to_be_visible()
 
 
 def test_a_key_is_heard_though_its_message_is_lost(visit: Visit) -> None:
@@ -106,7 +106,7 @@ def test_a_key_is_heard_though_its_message_is_lost(visit: Visit) -> None:
     opened(page, "/?view=classroom&lesson=four-requests&moment=3")
     page.keyboard.press("ArrowRight")
     page.wait_for_url("**moment=4**")
-    expect(page.get_by_text("Moment 4 of")).to_be_visible()
+    expect(page.get_by_text("Moment 4 of").first).to_be_visible()
     assert lost
 
 
