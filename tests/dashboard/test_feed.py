@@ -289,7 +289,7 @@ def test_a_moment_is_asked_for_again_while_the_engine_steps_between_its_answers(
             source.engine.tick()
         return tree()
 
-    source.tree = stepping  # type: ignore[method-assign]
+    source.tree = stepping
     source.asked.clear()
     look, asked = feed.moment(PARTS, questions)
     assert look.status is not None

@@ -155,16 +155,22 @@ def test_a_moment_that_makes_no_sense_shows_another_one(recorded: AppTest, page:
     assert 1 <= step_of(at) <= 855
 
 
-def test_a_journal_that_is_none_says_so_with_file_line_and_command(page: Open, tmp_path: Path) -> None:
-    path = tmp_path / "broken.jsonl"
-    path.write_text("no journal\n")
-    at = page("--journal", str(path))
+def error_of(at: AppTest) -> tuple[str, str, str]:
+    """What the head says of a journal that cannot be read, once it was tried."""
     for _ in range(100):
         if sent(at, "pulse")["error"] is not None:
             break
         time.sleep(0.05)
         at.run()
-    said = sent(at, "pulse")["error"]
+    title, what, advice = sent(at, "pulse")["error"]
+    return title, what, advice
+
+
+def test_a_journal_that_is_none_says_so_with_file_line_and_command(page: Open, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text("no journal\n")
+    at = page("--journal", str(path))
+    said = error_of(at)
     assert said[0] == "This journal cannot be read."
     assert "broken.jsonl:1" in said[1]
     assert said[2].endswith(f"admitscope check {path}")
@@ -176,12 +182,7 @@ def test_nobody_is_told_to_check_a_journal_that_is_empty_or_gone(page: Open, tmp
     if is_there:
         path.touch()
     at = page("--journal", str(path))
-    for _ in range(100):
-        if sent(at, "pulse")["error"] is not None:
-            break
-        time.sleep(0.05)
-        at.run()
-    title, what, advice = sent(at, "pulse")["error"]
+    title, what, advice = error_of(at)
     assert title == "This journal cannot be read."
     assert f"{path}: {'the file is empty' if is_there else 'no such journal'}" in what
     assert advice == "Give the journal of a run that was written: admitscope dashboard --journal FILE"

@@ -132,7 +132,7 @@ def test_a_share_of_nought_is_not_told() -> None:
 
 def _last(policy: str = "lpm", order_key: str = "cached_tokens", **more: object) -> str:
     both = {"key": 96.0, "own_key": 96.0, **more}
-    return overtaker_words(Overtaker(rid="r9", step=7, policy=policy, order_key=order_key, **both))  # type: ignore[arg-type]
+    return overtaker_words(Overtaker(rid="r9", step=7, policy=policy, order_key=order_key, **both))
 
 
 def test_equal_numbers_are_not_what_put_a_later_one_first() -> None:
