@@ -96,7 +96,7 @@ def page_sentence(fact: PageFact, page_size: int) -> str:
         who = t("{start}: request {rid} owns it, with {size}.", start=start, rid=fact.label, size=size)
     elif fact.holders_total:
         who = t(
-            "{start}: it belongs to {node}, a shared prefix of {size} with {locks} locks.",
+            "{start}: it belongs to {node}, a shared prefix of {size}, lock count {locks}.",
             start=start,
             node=fact.label,
             size=size,
