@@ -68,12 +68,21 @@ class _Sequence:
     """Token ids of one request, prompt first, and its key chain."""
 
     __slots__ = (
-        "chain", "count", "grammar", "ids", "max_new_tokens", "params", "prompt_len", "shapes_logits", "watcher",
+        "chain", "count", "grammar", "ids", "max_new_tokens", "params", "plain", "prompt_len", "shapes_logits", "watcher",
     )  # fmt: skip
 
     def __init__(
-        self, prompt: Tokens, params: SamplingParams, chain: bytes, watcher: StopWatcher | None, grammar: Grammar | None
+        self,
+        rid: str,
+        prompt: Tokens,
+        params: SamplingParams,
+        chain: bytes,
+        watcher: StopWatcher | None,
+        grammar: Grammar | None,
     ) -> None:
+        #: Of a token that fills no page and ends nothing: always the same, and immutable, so it is made once. Steps are
+        #: kept for a while, and a row of its own for each token would be 16 KiB of new memory in a step of 256.
+        self.plain = OutcomeRow(rid)
         self.ids = np.empty(len(prompt) + 64, dtype=np.int64)
         self.ids[: len(prompt)] = prompt
         self.count = len(prompt)
@@ -132,7 +141,7 @@ class TokenStore:
             watcher = self._stop_watcher(params.stop)
         if grammar is None and params.grammar is not None and self._grammars is not None:
             grammar = self._grammars(params.grammar)
-        self._sequences[rid] = _Sequence(prompt, params, chain, watcher, grammar)
+        self._sequences[rid] = _Sequence(rid, prompt, params, chain, watcher, grammar)
         return PromptKeys(keys.astype("<i8").tobytes(), self._keyer.head32(prompt[:HEAD_TOKENS].tolist()))
 
     def clamp(self, rid: str, max_new_tokens: int) -> None:
@@ -184,6 +193,8 @@ class TokenStore:
             new_key, sequence.chain = self._keyer.next(sequence.chain, page)
         head = self._keyer.head32(sequence.ids[:HEAD_TOKENS].tolist()) if count == HEAD_TOKENS else None
         finish, detail = self._judge(sequence, token_id, outputs)
+        if new_key is None and head is None and finish is None:
+            return Settled(sequence.plain, outputs - 1)
         return Settled(OutcomeRow(rid, new_key, head, finish, detail), outputs - 1)
 
     def _judge(self, sequence: _Sequence, token_id: int, outputs: int) -> tuple[FinishReason | None, str]:

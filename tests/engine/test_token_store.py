@@ -106,3 +106,15 @@ def test_a_dropped_request_is_forgotten() -> None:
     assert len(it) == 0
     with pytest.raises(KeyError):
         it.length("r")
+
+
+def test_rows_of_tokens_that_change_nothing_are_one_value() -> None:
+    """Steps are kept: a row of its own for each token would be new memory for all of them."""
+    tokens, params = store(page_size=4), SamplingParams(max_new_tokens=4)
+    tokens.add("r", [5, 6, 7, 8], params)
+    first, second, third, last = (tokens.settle("r", token).row for token in (9, 10, 11, 12))
+    assert first is second is third
+    assert (first.rid, first.new_page_key, first.finish) == ("r", None, None)
+    assert last.new_page_key is not None
+    assert last.finish is not None
+    assert last is not first
