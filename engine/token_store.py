@@ -68,8 +68,9 @@ class _Sequence:
     """Token ids of one request, prompt first, and its key chain."""
 
     __slots__ = (
-        "chain", "count", "grammar", "ids", "max_new_tokens", "params", "plain", "prompt_len", "shapes_logits", "watcher",
-    )  # fmt: skip
+        *("chain", "count", "grammar", "ids", "max_new_tokens"),
+        *("params", "plain", "prompt_len", "shapes_logits", "watcher"),
+    )
 
     def __init__(
         self,

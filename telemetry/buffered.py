@@ -1,6 +1,6 @@
 """BufferedSink. Owns: the hand-over from the engine thread to a slow listener on a thread of its own.
 
-The engine thread only appends to a bounded deque, because `append` and `popleft` are atomic, so neither side ever waits
+The engine thread only adds to a bounded deque, because `extend` and `popleft` are atomic, so neither side ever waits
 for the other. A plan rings for the worker: the engine computes next, mostly without the interpreter, so that is when
 work beside it costs least. Without plans the worker looks every `period_s`, which bounds the latency of what it feeds.
 
@@ -114,6 +114,10 @@ class ErrorLog:
 _TURNS: Final = Turns()
 
 
+def _nothing() -> None:
+    """Nobody keeps anything back."""
+
+
 class BufferedSink:
     """Feeds `sink` from a worker thread. `emit` is for the engine thread, everything else for any thread.
 
@@ -147,7 +151,10 @@ class BufferedSink:
         self._has_ended = False
         self._given_up = False
         self._bell = Bell()
-        self._forward = ForwardWindow(self._bell)
+        #: When work beside the engine costs it least.
+        self.forward = ForwardWindow(self._bell)
+        #: Brings what was published and not handed over yet. Set by whoever keeps some back; any thread calls it.
+        self.refill: Callable[[], None] = _nothing
         self._drained = threading.Condition()
         self._rounds = 0
         self._thread = threading.Thread(target=self._live, name=f"admitscope-{component}", daemon=True)
@@ -155,16 +162,25 @@ class BufferedSink:
 
     def emit(self, event: AnyEvent) -> None:
         """Queue one event, or drop it when `capacity` wait or after `close`. Waits for nobody, never raises."""
-        queue = self._queue
-        waiting = len(queue)
-        if waiting >= self._capacity or self._closing:
-            self._dropped += 1
-            return
-        queue.append(event)
-        self._accepted += 1
-        forward = self._forward
-        forward.is_open = type(event) is StepPlanned
-        if forward.is_open and (forward.is_awaited or waiting >= _WORTH_A_RING):
+        self.forward.shut(time.monotonic_ns())
+        self.hand((event,))
+        if type(event) is StepPlanned:
+            self.planned(time.monotonic_ns())
+
+    def hand(self, events: Sequence[AnyEvent]) -> None:
+        """Queue several, and drop those for which there is no room. One thread at a time; waits for nobody."""
+        room = 0 if self._closing else max(self._capacity - len(self._queue), 0)
+        if room < len(events):
+            self._dropped += len(events) - room
+            events = events[:room]
+        self._queue.extend(events)
+        self._accepted += len(events)
+
+    def planned(self, now_ns: int) -> None:
+        """The last event was a plan: the model computes from now on (`time.monotonic_ns`). The engine thread alone."""
+        forward, waiting = self.forward, len(self._queue)
+        forward.open(now_ns)
+        if forward.is_awaited or waiting > _WORTH_A_RING:
             self._bell.ring()
             if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
                 self._gave_way_at = self._delivered
@@ -189,15 +205,18 @@ class BufferedSink:
         """
         if self._closing:
             return
+        self.refill()
         self._calls.append((self._accepted, action))
 
     def catch_up(self, timeout_s: float) -> bool:
         """Wait until everything emitted before this call was delivered and flushed. False after `timeout_s`."""
+        self.refill()
         target = self._accepted
         return self._await(lambda: self._settled >= target, timeout_s)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """The same, and the listener is flushed again even if nothing was new."""
+        self.refill()
         # The round under way may have looked at the queue already: the one after it counts.
         target = self._rounds + 2
         return self._await(lambda: self._has_ended or self._rounds >= target, timeout_s)
@@ -233,6 +252,7 @@ class BufferedSink:
         timeout_s  longest wait while nothing is delivered
         most_s     longest wait in all, as long as something is; None: as `timeout_s`
         """
+        self.refill()
         self._closing = True
         self._given_up = False  # closing once more goes on where the last try gave up
         self._bell.ring()
@@ -277,6 +297,7 @@ class BufferedSink:
         while not self._given_up:
             closing = self._closing
             self._bell.wait(0 if closing else self._period_s)
+            self.refill()
             self._take_turn()
             if isinstance(self._sink, Flushable):
                 self._guard(self._sink.flush, "writing")
@@ -317,8 +338,8 @@ class BufferedSink:
         waits = True
         began = time.perf_counter_ns()
         while not self._given_up:
-            if waits and waiting and not self._forward.is_open and self._is_polite:
-                waits = self._forward.wait(self._count_accepted, self._period_s)
+            if waits and waiting and not self.forward.leaves_time and self._is_polite:
+                waits = self.forward.wait(self._count_accepted, self._period_s)
                 began = time.perf_counter_ns()
             # A call that comes after this look comes after all that wait by now.
             most = min(waiting, _BATCH)

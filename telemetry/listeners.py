@@ -106,10 +106,12 @@ class Listeners:
         checker.lost = lambda: self._shared.dropped
         # Files first: a collector that does not answer takes seconds, in which a second signal may end the process.
         self.queues: tuple[BufferedSink | SharedSink, ...] = (*disks, self._shared)
-        parts: list[tuple[str, EventSink]] = [("publish", queue) for queue in self.queues]
         self._judging = self.checking.sinks
-        parts += [("check", sink) for sink in self._judging]
-        self.hears = MeteredFanOut(parts, time.perf_counter_ns)
+        self.hears = MeteredFanOut(
+            [("check", sink) for sink in self._judging],
+            time.perf_counter_ns,
+            queues=(*disks, self._shared.queue),
+        )
         self.exposition = Exposition(
             self.metrics, checker=checker, sinks=self.stats, heartbeat=self._heartbeat_wall_ns, others=self._numbers
         )

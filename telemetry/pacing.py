@@ -7,6 +7,8 @@ nor what lies in the caches. `ForwardWindow` follows that by what the engine pub
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +16,11 @@ from typing import Final
 TURN_S: Final = 0.02
 #: An engine that publishes nothing for as long does nothing that a worker could disturb.
 IDLE_S: Final = 0.005
+#: How long before the expected end of a forward work beside it ends: as long as a worker may be in one batch.
+MARGIN_NS: Final = 300_000
+#: Forwards whose shortest says how long the next one will last at least.
+_REMEMBERED: Final = 4
+_NEVER: Final = 1 << 63
 
 
 class Bell:
@@ -67,25 +74,49 @@ class Turns:
 class ForwardWindow:
     """Whether the engine's model computes, by what the engine published last: a plan opens it, anything else shuts it.
 
-    The engine thread sets `is_open` with each event, and rings where `is_awaited`.
+    The engine thread opens and shuts it, and rings where `is_awaited`. Who works meanwhile stops in time: the next
+    forward lasts as long as the shortest of the last few, for all one knows. Where that is too short to be of use, it
+    is no limit, and the window's end interrupts the work.
     """
 
     def __init__(self, bell: Bell) -> None:
         self.is_open = False
         self.is_awaited = False
         self._bell = bell
+        self._opened_ns = 0
+        self._ends_ns = _NEVER
+        self._lasted_ns: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def open(self, now_ns: int) -> None:
+        """A step was planned. `now_ns` is of `time.monotonic_ns`, as below."""
+        self.is_open = True
+        self._opened_ns = now_ns
+        shortest = min(self._lasted_ns, default=0)
+        self._ends_ns = now_ns + shortest - MARGIN_NS if shortest > 2 * MARGIN_NS else _NEVER
+
+    def shut(self, now_ns: int) -> None:
+        """Something else was published."""
+        if self.is_open:
+            self.is_open = False
+            self._lasted_ns.append(now_ns - self._opened_ns)
+
+    @property
+    def leaves_time(self) -> bool:
+        """Whether work that begins now will not hold up the engine, for all one knows. Any thread."""
+        return self.is_open and time.monotonic_ns() < self._ends_ns
 
     def wait(self, published: Callable[[], int], patience_s: float) -> bool:
-        """Wait until it opens. False: the engine is idle (`published` stands), or it did not open for `patience_s`."""
+        """Wait until it opens, or opens anew. False: the engine is idle (`published` stands), or it did not open for
+        `patience_s`."""
         left_s = patience_s
         self.is_awaited = True
         try:
-            while not self.is_open and left_s > 0:
+            while not self.leaves_time and left_s > 0:
                 before = published()
                 if not self._bell.wait(IDLE_S):
                     left_s -= IDLE_S
                     if published() == before:
                         return False
-            return self.is_open
+            return self.leaves_time
         finally:
             self.is_awaited = False

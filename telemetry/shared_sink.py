@@ -50,12 +50,17 @@ class SharedSink:
         self._several = _Several([IsolatedSink(sink, component) for component, sink in listeners])
         name = listeners[0][0] if len(listeners) == 1 else "listeners"
         self._queue = BufferedSink(self._several, name, capacity=capacity, period_s=period_s)
-        #: Queues an event; see `BufferedSink`. Without a call in between: this is the engine thread's share.
+        #: All of these: see `BufferedSink`.
         self.emit = self._queue.emit
         self.call = self._queue.call
         self.catch_up = self._queue.catch_up
         self.flush = self._queue.flush
         self.close = self._queue.close
+
+    @property
+    def queue(self) -> BufferedSink:
+        """The one queue of all of them."""
+        return self._queue
 
     @property
     def dropped(self) -> int:

@@ -27,8 +27,11 @@ class Engine(threading.Thread):
             if self._ends.wait(0.0005):
                 return
             self.published = number
-            self._window.is_open = self._opens(number)
-            if self._window.is_open and self._window.is_awaited:
+            if not self._opens(number):
+                self._window.shut(time.monotonic_ns())
+                continue
+            self._window.open(time.monotonic_ns())
+            if self._window.is_awaited:
                 self._bell.ring()
 
     def end(self) -> None:
@@ -79,3 +82,40 @@ def test_ringing_twice_is_ringing_once() -> None:
     bell.ring()
     assert bell.wait(0)
     assert not bell.wait(0)
+
+
+def test_work_ends_before_the_shortest_of_the_last_forwards_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
+    window = ForwardWindow(Bell())
+    for lasts_ns in (9_000_000, 5_000_000, 7_000_000):
+        window.open(now)
+        now += lasts_ns
+        window.shut(now)
+        assert not window.leaves_time
+    window.open(now)
+    end = now + 5_000_000 - pacing.MARGIN_NS
+    now = end - 1
+    before = window.leaves_time
+    now = end
+    assert (before, window.leaves_time) == (True, False)
+    assert window.is_open, "the model still computes, but who knows for how long"
+    for _ in range(4):  # long ago is forgotten
+        window.open(now)
+        now += 20_000_000
+        window.shut(now)
+    window.open(now)
+    now += 19_000_000
+    assert window.leaves_time
+
+
+def test_forwards_that_are_too_short_to_plan_with_are_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
+    window = ForwardWindow(Bell())
+    window.open(now)
+    now += 2 * pacing.MARGIN_NS
+    window.shut(now)
+    window.open(now)
+    now += 10**10
+    assert window.leaves_time
