@@ -6,7 +6,9 @@ Packed arrays and a count per owner: an event costs as much as the pages it move
 from __future__ import annotations
 
 import base64
+import struct
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -23,6 +25,10 @@ _FREE: Final = _CODE["free"]
 #: Owners that a picture lists; the pages of smaller ones are shown without an owner.
 LISTED: Final = 1000
 _NOT_LISTED: Final = 65_535
+#: So many pages are moved one by one, because each operation on arrays costs as much as some pages do.
+_FEW: Final = 16
+_IDS: Final = tuple(struct.Struct(f"<{count}i") for count in range(_FEW + 1))
+_ID_BYTES: Final = 4
 
 
 class PageBook:
@@ -37,6 +43,10 @@ class PageBook:
         self._owners = np.full(num_pages, -1, dtype=np.int64)
         self._taken_ns = np.zeros(num_pages, dtype=np.int64)
         self._taken_step = np.zeros(num_pages, dtype=np.int64)
+        # The same memory, for the few pages that most events move.
+        self._state_of = memoryview(self._states)
+        self._owner_of = memoryview(self._owners)
+        self._ns_of, self._step_of = memoryview(self._taken_ns), memoryview(self._taken_step)
         self.tree = TreeBook()
         self._held: dict[int, int] = {}
         self._locks: dict[int, dict[str, int]] = {}
@@ -44,34 +54,65 @@ class PageBook:
 
     def moved(self, event: PagesMoved) -> None:
         """Take over a move. `split` gives the pages above a cut a new node, with the locks of the old one."""
-        pages: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
-        if not len(pages):
+        count = len(event.pages) // _ID_BYTES
+        if not count:
             return
+        if count <= _FEW:
+            self._few_moved(event, _IDS[count].unpack(event.pages))
+            return
+        pages: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
         if event.source == "free":
             self._taken_ns[pages], self._taken_step[pages] = event.t_ns, event.step
         if event.owners:
-            self.tree.settle()
-            self._claimed(pages, np.frombuffer(event.owners, dtype="<i4"))
+            rows: NDArray[np.int32] = np.frombuffer(event.owners, dtype="<i4")
+            self._states[pages] = _PRIVATE
+            self._owners[pages] = owners = 2 * rows.astype(np.int64)
+            self._claimed(owners.tolist())
             return
         owner = _owner(event.owner)
-        self._shape(event, pages, owner)
-        # Gain before loss: an owner that keeps its pages must not be taken for gone in between.
-        self._count(owner, len(pages))
-        if event.source != "free":
-            before = self._owners[pages].tolist()
-            if event.cause == "split" and before[0] in self._locks:
-                self._locks[owner] = dict(self._locks[before[0]])
-            for old, count in Counter(before).items():
-                self._count(old, -count)
+        self._shape(event, count, int(self._owners[pages[0]]), owner)
+        self._change_hands(event, self._owners[pages].tolist(), owner)
         self._states[pages] = _CODE[event.target]
         self._owners[pages] = owner
 
-    def _shape(self, event: PagesMoved, pages: NDArray[np.int32], owner: int) -> None:
-        """What the move says of the tree; before it is made."""
-        tree, cause, count = self.tree, event.cause, len(pages)
+    def _few_moved(self, event: PagesMoved, pages: tuple[int, ...]) -> None:
+        states, owners = self._state_of, self._owner_of
+        if event.source == "free":
+            for page in pages:
+                self._ns_of[page], self._step_of[page] = event.t_ns, event.step
+        if event.owners:
+            rows = [2 * row for row in _IDS[len(pages)].unpack(event.owners)]
+            for page, row in zip(pages, rows, strict=True):
+                states[page], owners[page] = _PRIVATE, row
+            self._claimed(rows)
+            return
+        owner, code = _owner(event.owner), _CODE[event.target]
+        before = [owners[page] for page in pages]
+        self._shape(event, len(pages), before[0], owner)
+        self._change_hands(event, before, owner)
+        for page in pages:
+            states[page], owners[page] = code, owner
+
+    def _change_hands(self, event: PagesMoved, before: list[int], owner: int) -> None:
+        """Pages that belonged to `before`, one owner for each, go to `owner`."""
+        # Gain before loss: an owner that keeps its pages must not be taken for gone in between.
+        self._count(owner, len(before))
+        if event.source == "free":
+            return
+        first = before[0]
+        if event.cause == "split" and first in self._locks:
+            self._locks[owner] = dict(self._locks[first])
+        if before.count(first) == len(before):
+            self._count(first, -len(before))
+            return
+        for old, count in Counter(before).items():
+            self._count(old, -count)
+
+    def _shape(self, event: PagesMoved, count: int, before: int, owner: int) -> None:
+        """What the move says of the tree; before it is made. `before`: whose the first page was."""
+        tree, cause = self.tree, event.cause
         if cause in {"lock", "unlock"}:
             return  # the change of the lock itself says more
-        before = int(self._owners[pages[0]])
         if cause == "insert":
             rid = self._rid_of_row.get(before // 2, "")
             tree.inserted(owner // 2, rid, count, t_ns=event.t_ns, step=event.step)
@@ -84,12 +125,12 @@ class PageBook:
         else:
             tree.settle()
 
-    def _claimed(self, pages: NDArray[np.int32], rows: NDArray[np.int32]) -> None:
-        """Free pages go to several rows: int32 [pages] both."""
-        self._states[pages] = _PRIVATE
-        self._owners[pages] = owners = 2 * rows.astype(np.int64)
-        for owner, count in Counter(owners.tolist()).items():
-            self._held[owner] = self._held.get(owner, 0) + count
+    def _claimed(self, owners: Sequence[int]) -> None:
+        """Free pages went to several rows, whose numbers as owners these are, one for each page."""
+        self.tree.settle()
+        held = self._held
+        for owner in owners:
+            held[owner] = held.get(owner, 0) + 1
 
     def _count(self, owner: int, delta: int) -> None:
         if owner < 0:

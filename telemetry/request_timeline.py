@@ -7,6 +7,9 @@ from array import array
 from collections import deque
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.events import AdmissionDecided, RequestArrived
 from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.decision import Reason
@@ -202,3 +205,10 @@ class RequestTimeline:
     def gaps_ns(self) -> list[int]:
         """Time between consecutive tokens, oldest first."""
         return [later - earlier for earlier, later in itertools.pairwise(self.token_ns)]
+
+    def worst_gap_ns(self) -> int:
+        """The longest of them, 0 when there is none; quicker than looking at each."""
+        if len(self.token_ns) < 2:
+            return 0
+        times: NDArray[np.int64] = np.frombuffer(self.token_ns, dtype=np.int64)
+        return int(np.diff(times).max())

@@ -10,7 +10,9 @@ Not thread-safe: one listener owns one `TimelineTracker` and feeds it every even
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from array import array
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 from engine.events import (
     AdmissionDecided,
@@ -23,6 +25,7 @@ from engine.events import (
 )
 from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.decision import Reason
+from engine.scheduler.plan import OutcomeRow
 from invariants.members import ADMIT, DECODE, FINISHED, IDLE_STEP, PREFILL, WAITING
 from telemetry.blockers import CHUNK, KV_NOW, OF_REASON
 from telemetry.queue_watch import QueueWatch
@@ -38,6 +41,7 @@ from telemetry.request_timeline import (
     Chunk,
     RequestTimeline,
 )
+from telemetry.token_rows import change_of
 
 #: Emptied responses may never be reported (a caller without a server): beyond this many, the oldest are let go.
 KEPT_EMITTING: Final = 4096
@@ -95,25 +99,26 @@ class TimelineTracker:
         self._closing: list[RequestTimeline] = []
         self._decisions: list[AdmissionDecided] = []
         self._group: tuple[str, ...] = ()
-        self._times: list[int] = []
+        #: Of `_group`: those that have no run of tokens, because they ended, or were never heard of.
+        self._runless: set[str] = set()
+        self._times: array[int] = array("q")
         self._base = 0
         #: One of the requests of the gap that is being told.
         self.gap_rid = ""
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            AdmissionDecided: self.decided,
+            StepPlanned: self.planned,
+            StepCompleted: self.completed,
+            RequestTransitioned: self.transitioned,
+            RequestArrived: self.arrived,
+            ResponseSent: self.responded,
+        }
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event."""
-        if isinstance(event, AdmissionDecided):
-            self.decided(event)
-        elif isinstance(event, StepPlanned):
-            self.planned(event)
-        elif isinstance(event, StepCompleted):
-            self.completed(event)
-        elif isinstance(event, RequestTransitioned):
-            self.transitioned(event)
-        elif isinstance(event, RequestArrived):
-            self.arrived(event)
-        elif isinstance(event, ResponseSent):
-            self.responded(event)
+        handle = self._handlers.get(type(event))
+        if handle is not None:
+            handle(event)
 
     @property
     def in_step(self) -> bool:
@@ -151,18 +156,21 @@ class TimelineTracker:
             return
         request.computed_len, request.output_len = event.computed_len, event.output_len
         request.num_retractions = event.num_retractions
+        target = event.target
         if event.cause is ADMIT:
             self._admitted(request, event.t_ns)
-        elif event.target is WAITING and event.source is not None:
-            self._back_to_queue(request, event.t_ns)
-        elif event.target is FINISHED:
+        elif target is FINISHED:
             self._ended(request, event)
-        self._set_state(request, event.target)
+        elif target is WAITING and event.source is not None:
+            self._back_to_queue(request, event.t_ns)
+        self._set_state(request, target)
 
     def _set_state(self, request: RequestTimeline, state: RequestState) -> None:
-        self.prefilling += (state is PREFILL) - (request.state is PREFILL)
-        self.decoding += (state is DECODE) - (request.state is DECODE)
-        request.state = state
+        before = request.state
+        if state is not before:
+            self.prefilling += (state is PREFILL) - (before is PREFILL)
+            self.decoding += (state is DECODE) - (before is DECODE)
+            request.state = state
 
     def _admitted(self, request: RequestTimeline, t_ns: int) -> None:
         if request.phase != QUEUE:
@@ -280,41 +288,45 @@ class TimelineTracker:
                 request.mark(COMMIT, applied)
             request.phase = EMIT if row.is_last else BETWEEN
         if event.rows and not event.failed:
-            self._tokens(tuple([row.rid for row in event.rows]), applied)
+            self._tokens(event.rows, applied)
         self._flush_closing()
 
-    def _tokens(self, rids: tuple[str, ...], t_ns: int) -> None:
-        """Every request in `rids` got one token at `t_ns`. Those that also got one in the step before share one gap."""
-        times = self._times
-        if rids == self._group:
+    def _tokens(self, rows: tuple[OutcomeRow, ...], t_ns: int) -> None:
+        """Every request in `rows` got one token at `t_ns`. Those that also got one in the step before share one gap."""
+        times, listener = self._times, self._listener
+        change = change_of(self._group, rows)
+        rids, came = change.rids, change.came
+        again = self._runless.difference(change.gone)
+        if again:
+            # An id of the step before that is another request now, or was not known then.
+            came = tuple([rid for rid in rids if rid in again or rid in came])
+        elif not came and not change.gone and rids is self._group:
             self.gap_rid = rids[0]
-            self._listener.on_gaps(t_ns - times[-1], len(rids))
+            listener.on_gaps(t_ns - times[-1], len(rids))
             times.append(t_ns)
             return
         index = self._base + len(times)
-        before, now = set(self._group), set(rids)
-        for rid in self._group:
-            if rid not in now and (request := self.live.get(rid)) is not None:
+        for rid in change.gone:
+            if (request := self.live.get(rid)) is not None:
                 self._close_run(request, index)
-        shared, sharing = 0, ""
-        for rid in rids:
+        self._runless = set()
+        for rid in came:
             request = self.live.get(rid)
             if request is None:
-                continue
-            if rid in before and request.run_from is not None:
-                shared, sharing = shared + 1, rid
+                self._runless.add(rid)
                 continue
             if request.last_token_ns is not None:
                 # Only a request that came back from the queue has a piece of prompt admitted between two tokens.
                 queued = bool(request.chunks) and request.chunks[-1].admitted_ns >= request.last_token_ns
                 self.gap_rid = rid
-                self._listener.on_gaps(t_ns - request.last_token_ns, 1, queued=queued)
+                listener.on_gaps(t_ns - request.last_token_ns, 1, queued=queued)
             request.run_from = index
             if request.first_token_ns is None:
                 self._first_token(request, t_ns)
+        shared = len(rids) - len(came)
         if shared:
-            self.gap_rid = sharing
-            self._listener.on_gaps(t_ns - times[-1], shared)
+            self.gap_rid = next(rid for rid in reversed(rids) if rid not in came)
+            listener.on_gaps(t_ns - times[-1], shared)
         times.append(t_ns)
         self._group = rids
         if len(times) >= _TRIM_AT:
@@ -335,7 +347,7 @@ class TimelineTracker:
                 request.last_token_ns = request.token_ns[-1]
         last = self._times[-1]
         self._base += len(self._times) - 1
-        self._times = [last]
+        self._times = array("q", (last,))
 
     def _first_token(self, request: RequestTimeline, t_ns: int) -> None:
         request.mark(COMMIT, t_ns)
@@ -365,7 +377,9 @@ class TimelineTracker:
 
     def _close(self, request: RequestTimeline) -> None:
         self.settle_tokens(request)
-        request.run_from = None
+        if request.run_from is not None:
+            request.run_from = None
+            self._runless.add(request.rid)
         if len(request.token_ns):
             request.last_token_ns = request.token_ns[-1]
             # Its state changed before its last token was handed out: the end of a life is not before its last token.

@@ -69,7 +69,7 @@ class KeepRule:
             return "retracted"
         if request.ttft_ns is not None and request.ttft_ns > self._ttft_ns:
             return "ttft"
-        if max(request.gaps_ns(), default=0) > self._gap_ns:
+        if request.worst_gap_ns() > self._gap_ns:
             return "gap"
         if len(request.chunks) > MANY_CHUNKS:
             return "chunks"

@@ -1,0 +1,60 @@
+"""Who got a token. Owns: the names of a step's rows, and how they differ from those of the step before.
+
+Several listeners of one engine ask this of the same step, one after the other, and with the same answer to the step
+before. So the latest answer is kept: it depends on what it was asked for and on nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from engine.scheduler.plan import OutcomeRow
+
+#: As many newcomers are put in order one by one; more by a walk over all rows.
+_FEW: Final = 4
+
+
+class RowChange(NamedTuple):
+    """From the rows of one step to those of the next.
+
+    rids   of all rows, in order
+    came   those that the step before did not have, in order
+    gone   those that only the step before had, in any order
+    """
+
+    rids: tuple[str, ...]
+    came: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+class _Answer(NamedTuple):
+    before: tuple[str, ...]
+    rows: tuple[OutcomeRow, ...]
+    change: RowChange
+    members: frozenset[str]
+
+
+#: One thread reads it while another sets it: both see a whole answer, or another one, which is no answer of theirs.
+_latest: _Answer = _Answer((), (), RowChange((), (), ()), frozenset())
+
+
+def change_of(before: tuple[str, ...], rows: tuple[OutcomeRow, ...]) -> RowChange:
+    """What changed from the step whose rows were `before`, in the words of an earlier answer."""
+    global _latest  # noqa: PLW0603 - a pure function remembers its last answer
+    latest = _latest
+    if rows is latest.rows and before is latest.before:
+        return latest.change
+    rids = tuple([row.rid for row in rows])
+    if rids == before:
+        change, members = RowChange(before, (), ()), latest.members if before is latest.change.rids else frozenset(rids)
+    else:
+        old = latest.members if before is latest.change.rids else frozenset(before)
+        members = frozenset(rids)
+        came = members - old
+        if len(came) <= _FEW:
+            ordered = tuple(sorted(came, key=rids.index))
+        else:
+            ordered = tuple([rid for rid in rids if rid in came])
+        change = RowChange(rids, ordered, tuple(old - members))
+    _latest = _Answer(before, rows, change, members)
+    return change
