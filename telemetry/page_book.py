@@ -44,9 +44,8 @@ class PageBook:
         self._taken_ns = np.zeros(num_pages, dtype=np.int64)
         self._taken_step = np.zeros(num_pages, dtype=np.int64)
         # The same memory, for the few pages that most events move.
-        self._state_of = memoryview(self._states)
-        self._owner_of = memoryview(self._owners)
-        self._ns_of, self._step_of = memoryview(self._taken_ns), memoryview(self._taken_step)
+        self._state_of, self._owner_of = self._states.data, self._owners.data
+        self._ns_of, self._step_of = self._taken_ns.data, self._taken_step.data
         self.tree = TreeBook()
         self._held: dict[int, int] = {}
         self._locks: dict[int, dict[str, int]] = {}

@@ -21,6 +21,18 @@ INTAKE, QUEUE, PREPARE, CHUNK_FORWARD, COMMIT, BETWEEN, EMIT = range(len(TTFT_PA
 #: Spans of waiting and decisions kept for one request; a request that waits for hours keeps its latest.
 KEPT: Final = 256
 
+#: The reason of an end, by its cause.
+FINISH_OF: Final = {
+    Cause.STOP: FinishReason.STOP,
+    Cause.LENGTH: FinishReason.LENGTH,
+    Cause.ABORT: FinishReason.ABORT,
+    Cause.ERROR: FinishReason.ERROR,
+    Cause.NEVER_FITS: FinishReason.REFUSED,
+    Cause.KV_POOL_EXHAUSTED: FinishReason.LENGTH,
+    Cause.QUEUE_TIMEOUT: FinishReason.REFUSED,
+    Cause.DISPLACED: FinishReason.REFUSED,
+}
+
 
 class Held(NamedTuple):
     """One stretch of waiting under one blocker. `who` and `reason` of `order` are those of the last pass in it.

@@ -23,7 +23,7 @@ from engine.events import (
     StepCompleted,
     StepPlanned,
 )
-from engine.request import Cause, FinishReason, RequestState
+from engine.request import RequestState
 from engine.scheduler.decision import Reason
 from engine.scheduler.plan import OutcomeRow
 from invariants.members import ADMIT, DECODE, FINISHED, IDLE_STEP, PREFILL, WAITING
@@ -34,6 +34,7 @@ from telemetry.request_timeline import (
     CHUNK_FORWARD,
     COMMIT,
     EMIT,
+    FINISH_OF,
     INTAKE,
     KEPT,
     PREPARE,
@@ -46,17 +47,6 @@ from telemetry.token_rows import change_of
 #: Emptied responses may never be reported (a caller without a server): beyond this many, the oldest are let go.
 KEPT_EMITTING: Final = 4096
 _TRIM_AT: Final = 1 << 16
-
-_FINISH: Final = {
-    Cause.STOP: FinishReason.STOP,
-    Cause.LENGTH: FinishReason.LENGTH,
-    Cause.ABORT: FinishReason.ABORT,
-    Cause.ERROR: FinishReason.ERROR,
-    Cause.NEVER_FITS: FinishReason.REFUSED,
-    Cause.KV_POOL_EXHAUSTED: FinishReason.LENGTH,
-    Cause.QUEUE_TIMEOUT: FinishReason.REFUSED,
-    Cause.DISPLACED: FinishReason.REFUSED,
-}
 
 
 class TimelineListener(Protocol):
@@ -201,7 +191,7 @@ class TimelineTracker:
         if request.phase in {QUEUE, BETWEEN} and request.first_token_ns is None:
             # In any other phase a step is in flight, whose StepCompleted has the instants.
             request.mark(request.phase, event.t_ns)
-        request.finish, request.end_cause = _FINISH[event.cause], event.cause
+        request.finish, request.end_cause = FINISH_OF[event.cause], event.cause
         request.finished_ns = event.t_ns
         if self._plans:
             # The token that ended it is reported by the StepCompleted that follows.
