@@ -9,7 +9,7 @@ every law is off (`is_off`) is left out of an engine's listeners and costs nothi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -103,24 +103,31 @@ class InvariantChecker:
 
     def emit(self, event: AnyEvent) -> None:
         """Check one event. Raises InvariantViolation when the law is to raise."""
-        time_ns, last, self._last = self._time_ns, self._last, event
+        self.feed((event,))
+
+    def feed(self, events: Iterable[AnyEvent]) -> None:
+        """Check several, which costs less than one by one. Raises as `emit` does, before the event that follows."""
+        time_ns = self._time_ns
         began = time_ns() if time_ns is not None else 0
         try:
-            self._evidence.append(event)
-            handle = self._handlers.get(type(event))
-            if handle is None or last is None:
-                self._on_first(event)
-                return
-            if event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns:
-                if event.seq > last.seq + 1 and self.lost():
-                    self._go_blind()
-                    return
-                step_laws.on_order(last, event, self.report)
-            handle(event)
-        except InvariantViolation:
-            raise
-        except Exception as error:  # a fault of the checker, or a stream it cannot follow, must not stop a server
-            self.excuse(error)
+            for event in events:
+                last, self._last = self._last, event
+                self._evidence.append(event)
+                try:
+                    handle = self._handlers.get(type(event))
+                    if handle is None or last is None:
+                        self._on_first(event)
+                        continue
+                    if event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns:
+                        if event.seq > last.seq + 1 and self.lost():
+                            self._go_blind()
+                            continue
+                        step_laws.on_order(last, event, self.report)
+                    handle(event)
+                except InvariantViolation:
+                    raise
+                except Exception as error:  # a fault of the checker, or a stream it cannot follow: no server stops
+                    self.excuse(error)
         finally:
             if time_ns is not None:
                 self.ns_by_tier[1] += time_ns() - began

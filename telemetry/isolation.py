@@ -7,10 +7,20 @@ the next listener. The one exception is a listener whose verdict is meant to sto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
+from typing import Protocol, runtime_checkable
 
 from engine.events import AnyEvent, EventSink
 from telemetry.buffered import Closable, ErrorLog, Flushable, SinkStats
+
+
+@runtime_checkable
+class Feedable(Protocol):
+    """A listener that takes many events quicker together than one by one."""
+
+    def feed(self, events: Iterator[AnyEvent], /) -> None:
+        """Take them all, one after the other. Raises what one of them raises; who calls goes on with those after it."""
 
 
 class IsolatedSink:
@@ -25,6 +35,7 @@ class IsolatedSink:
         self._lets_through = lets_through
         self._errors = ErrorLog(component)
         self._seen = 0
+        self._feed = sink.feed if isinstance(sink, Feedable) else self._emit_each
 
     def emit(self, event: AnyEvent) -> None:
         """Hand one event over. Raises only what `lets_through` names."""
@@ -39,19 +50,22 @@ class IsolatedSink:
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Hand several over. An event that raises is counted, and the next one follows."""
         self._seen += len(events)
-        emit, rest = self._sink.emit, iter(events)
-        event = None
+        rest = iter(events)
         while True:
             try:
-                for event in rest:
-                    emit(event)
+                self._feed(rest)
             except self._lets_through:
                 raise
             except Exception as error:  # a broken listener must not end the thread; it is counted instead
-                step = event.step if event is not None else 0
-                self._errors.record(error, f"taking {type(event).__name__} of step {step}")
+                event = events[len(events) - length_hint(rest) - 1]
+                self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
             else:
                 return
+
+    def _emit_each(self, events: Iterator[AnyEvent]) -> None:
+        emit = self._sink.emit
+        for event in events:
+            emit(event)
 
     @property
     def component(self) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from engine.events import (
     PagesMoved,
     RequestArrived,
     RequestTransitioned,
+    ResponseSent,
     StepCompleted,
     StepPlanned,
 )
@@ -143,44 +144,52 @@ class ReadModel:
         self.finish_counts: Counter[FinishReason] = Counter()
         self._pass: SeenPass | None = None
         self._at_ns = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            EngineStarted: self._started,
+            RequestArrived: self._arrived,
+            RequestTransitioned: self._transitioned,
+            AdmissionDecided: self._decided,
+            StepPlanned: self._planned,
+            StepCompleted: self._completed,
+            ResponseSent: self.tracker.responded,
+            PagesMoved: self.pages.moved,
+            LockChanged: self.pages.lock_changed,
+        }
 
     def emit(self, event: AnyEvent) -> None:
         """Take one event."""
-        with self._lock:
-            self._apply(event)
+        self.feed(iter((event,)))
 
-    def _apply(self, event: AnyEvent) -> None:
-        self.last, self._at_ns = event, event.t_ns
-        self.step = max(self.step, event.step)
-        if isinstance(event, PagesMoved):
-            self.pages.moved(event)
-            return
-        if isinstance(event, LockChanged):
-            self.pages.lock_changed(event)
-            return
-        if isinstance(event, StepCompleted):
-            self._at_ns = event.times.applied_ns or event.t_ns
-            self._applied(event)
-        self.tracker.apply(event)
-        match event:
-            case AdmissionDecided():
-                self._decided(event)
-            case StepPlanned():
-                self._planned(event)
-            case StepCompleted():
-                self._completed(event)
-            case RequestTransitioned():
-                self.pages.transitioned(event)
-            case RequestArrived():
-                self.totals["received"] += 1
-                self.ring.at(event.t_ns).waiting = len(self.tracker.queue.waiting)
-            case EngineStarted():
-                self.started = event
-                self.config = EngineConfig.model_validate_json(event.config)
-                self.book.started(self.config.scheduler.chunked_prefill_size)
-                self.pages = PageBook(event.num_pages)
+    def feed(self, events: Iterator[AnyEvent]) -> None:
+        """Take several. Raises what one of them raises; those after it are still in `events`."""
+        handlers = self._handlers
+        with self._lock:
+            for event in events:
+                self.last, self._at_ns = event, event.t_ns
+                if event.step > self.step:  # noqa: PLR1730 - `max` is a call for each event
+                    self.step = event.step
+                handle = handlers.get(type(event))
+                if handle is not None:
+                    handle(event)
+
+    def _transitioned(self, event: RequestTransitioned) -> None:
+        self.tracker.transitioned(event)
+        self.pages.transitioned(event)
+
+    def _arrived(self, event: RequestArrived) -> None:
+        self.tracker.arrived(event)
+        self.totals["received"] += 1
+        self.ring.at(event.t_ns).waiting = len(self.tracker.queue.waiting)
+
+    def _started(self, event: EngineStarted) -> None:
+        self.started = event
+        self.config = EngineConfig.model_validate_json(event.config)
+        self.book.started(self.config.scheduler.chunked_prefill_size)
+        self.pages = PageBook(event.num_pages)
+        self._handlers |= {PagesMoved: self.pages.moved, LockChanged: self.pages.lock_changed}
 
     def _planned(self, event: StepPlanned) -> None:
+        self.tracker.planned(event)
         seen, self._pass = self._pass or SeenPass(self.tracker.queue), None
         self.steps.append(StepRow(event, seen))
         self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions) + len(event.preempted)
@@ -189,6 +198,7 @@ class ReadModel:
         self.ring.at(event.t_ns).prefill += sum(row.extend_len for row in event.prefills)
 
     def _decided(self, event: AdmissionDecided) -> None:
+        self.tracker.decided(event)
         # All decisions of a pass come before anybody leaves the queue because of it.
         if self._pass is None:
             self._pass = SeenPass(self.tracker.queue)
@@ -206,6 +216,9 @@ class ReadModel:
                 break
 
     def _completed(self, event: StepCompleted) -> None:
+        self._at_ns = event.times.applied_ns or event.t_ns
+        self._applied(event)
+        self.tracker.completed(event)
         tokens = 0 if event.failed else len(event.rows)
         self.totals["steps"] += 1
         self.totals["generation_tokens"] += tokens

@@ -26,7 +26,8 @@ class SpanLedger:
 
     def __init__(self) -> None:
         self.wanted = False
-        self._last: int | None = None
+        #: Number of the event that comes next when none is missing. -1: the first may have any.
+        self.next_seq = -1
         #: Whether every event came: where one is missing, so may the end of any request.
         self._is_whole = True
         self._closed: list[str] = []
@@ -35,10 +36,10 @@ class SpanLedger:
         self._trees: deque[tuple[str, int, list[SpanDraft]]] = deque(maxlen=TREES_KEPT)
 
     def hear(self, seq: int) -> None:
-        """Event `seq` was taken."""
-        if self._last is not None and seq != self._last + 1:
+        """Event `seq` was taken. Whoever sees that it is `next_seq` may as well raise that by one."""
+        if self.next_seq not in {-1, seq}:
             self._is_whole = False
-        self._last = seq
+        self.next_seq = seq + 1
 
     def close(self, rid: str) -> None:
         """The trace of a request is closed; what becomes of it is told next."""
@@ -77,11 +78,11 @@ class SpanLedger:
             for rid, enqueued_ns, spans in self._trees
         )
         self._trees.clear()
-        if self._last is None or not self._is_whole:
+        if self.next_seq == -1 or not self._is_whole:
             return None
         ended = frozenset(awaiting)
         return SpanReading(
-            seq=self._last,
+            seq=self.next_seq - 1,
             drafts=frozenset(open_rids) - ended,
             awaiting=ended,
             closed=None if len(closed) > CLOSED_KEPT else tuple(closed),

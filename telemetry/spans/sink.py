@@ -6,11 +6,14 @@ until a request ends; a caller that never reports the end of its response is clo
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, OrderedDict, deque
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
 
 from engine.config import EngineConfig
 from engine.events import (
+    AdmissionDecided,
     AnyEvent,
     EngineStarted,
     PagesMoved,
@@ -70,11 +73,13 @@ class ViolationNote(Protocol):
     def rid(self) -> str | None: ...
 
 
-def _pages_by_owner(claims: list[PagesMoved]) -> Counter[str]:
-    pages: Counter[str] = Counter()
+def _pages_by_row(claims: list[PagesMoved]) -> Counter[int]:
+    pages: Counter[int] = Counter()
     for claim in claims:
-        for owner, part in claim.parts():
-            pages[owner] += len(part) // _PAGE_BYTES
+        if claim.owners:
+            pages.update(struct.unpack(f"<{len(claim.owners) // _PAGE_BYTES}i", claim.owners))
+        else:
+            pages[int(claim.owner.removeprefix("r:"))] += len(claim.pages) // _PAGE_BYTES
     return pages
 
 
@@ -132,6 +137,16 @@ class SpanSink:
         self._buckets = (TokenBucket(self._rate), TokenBucket(self._rate))
         self._broken: dict[int, list[tuple[str, str, str]]] = {}
         self._now_ns = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            EngineStarted: self._started,
+            RequestArrived: self._arrived,
+            RequestTransitioned: self._transitioned,
+            AdmissionDecided: self._timeline.decided,
+            StepPlanned: self._planned,
+            StepCompleted: self._completed,
+            PagesMoved: self._moved,
+            ResponseSent: self._responded,
+        }
 
     def note_violation(self, violation: ViolationNote) -> None:
         """A law broke. May be called from the thread that judges: it only appends."""
@@ -141,29 +156,22 @@ class SpanSink:
 
     def emit(self, event: AnyEvent) -> None:
         """Take one event."""
-        self._now_ns = event.t_ns
-        match event:
-            case EngineStarted():
-                scheduler = EngineConfig.model_validate_json(event.config).scheduler
-                self._begin(event.engine_id, event.model, scheduler.chunked_prefill_size)
-                self._output.start(event)
-            case RequestArrived():
-                self._arrived(event)
-            case RequestTransitioned():
-                self._transitioned(event)
-            case PagesMoved() if event.cause == "claim":
-                self._claims.append(event)
-            case StepPlanned():
-                self._planned(event)
-        self._timeline.apply(event)
-        match event:
-            case StepCompleted():
-                self._completed(event)
-            case ResponseSent() if event.rid in self._ended:
-                self._finish(self._ended.pop(event.rid))
-        self._ledger.hear(event.seq)
-        if self._ledger.wanted:
-            self._reading = self.reading()
+        self.feed(iter((event,)))
+
+    def feed(self, events: Iterator[AnyEvent]) -> None:
+        """Take several. Raises what one of them raises; those after it are still in `events`."""
+        for event in events:
+            self._now_ns = event.t_ns
+            handle = self._handlers.get(type(event))
+            if handle is not None:
+                handle(event)
+            ledger = self._ledger
+            if event.seq == ledger.next_seq:
+                ledger.next_seq += 1
+            else:
+                ledger.hear(event.seq)
+            if ledger.wanted:
+                self._reading = self.reading()
 
     def flush(self) -> None:
         """No event waits: whoever wants a reading need not wait for the next one."""
@@ -185,6 +193,11 @@ class SpanSink:
         """A reading now. On the thread that feeds this sink."""
         return self._ledger.reading(self._facts, self._ended)
 
+    def _started(self, event: EngineStarted) -> None:
+        scheduler = EngineConfig.model_validate_json(event.config).scheduler
+        self._begin(event.engine_id, event.model, scheduler.chunked_prefill_size)
+        self._output.start(event)
+
     def _arrived(self, event: RequestArrived) -> None:
         trace_id = request_trace_id(event.trace_id, self._engine_id, event.rid, event.accepted_ns)
         parent = int(event.parent_span_id, 16) if event.parent_span_id else None
@@ -194,11 +207,15 @@ class SpanSink:
         if previous is not None:
             self._finish(previous)
         self._facts[event.rid] = facts
+        self._timeline.arrived(event)
 
     def _transitioned(self, event: RequestTransitioned) -> None:
         facts = self._facts.get(event.rid)
-        if facts is None:
-            return
+        if facts is not None:
+            self._follow(facts, event)
+        self._timeline.transitioned(event)
+
+    def _follow(self, facts: TraceFacts, event: RequestTransitioned) -> None:
         if event.source is RequestState.WAITING:
             facts.leave(event.t_ns)
         elif event.target is RequestState.WAITING and event.source is not None:
@@ -208,21 +225,32 @@ class SpanSink:
         elif event.row is not None:
             self._row_of[event.rid] = event.row
 
+    def _moved(self, event: PagesMoved) -> None:
+        if event.cause == "claim":
+            self._claims.append(event)
+
     def _planned(self, event: StepPlanned) -> None:
         claims, self._claims = self._claims, []
-        claimed = _pages_by_owner(claims if event.prefills else [])
+        claimed = _pages_by_row(claims if event.prefills else [])
         for row in event.prefills:
             facts = self._facts.get(row.rid)
             if facts is not None:
-                facts.claimed[event.step] = claimed[f"r:{self._row_of.get(row.rid)}"]
+                facts.claimed[event.step] = claimed[self._row_of.get(row.rid, -1)]
         for victim in event.retractions:
             facts = self._facts.get(victim.rid)
             if facts is not None:
                 facts.stays[-1].tokens_lost = victim.lost_tokens
         if event.kind is not StepKind.IDLE:
             self._plans[event.step] = event
+        self._timeline.planned(event)
+
+    def _responded(self, event: ResponseSent) -> None:
+        self._timeline.responded(event)
+        if event.rid in self._ended:
+            self._finish(self._ended.pop(event.rid))
 
     def _completed(self, event: StepCompleted) -> None:
+        self._timeline.completed(event)
         plan = self._plans.pop(event.step, None)
         if plan is None:
             return

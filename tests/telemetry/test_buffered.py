@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,28 @@ def test_isolation_keeps_faults_from_the_engine_thread_and_counts_them(
     assert [event.step for event in failing.events] == [0, 2, 4, 6, 8]
     assert (sink.stats().component, sink.stats().errors, sink.stats().delivered) == ("metrics", 5, 5)
     assert len(caplog.records) == 1
+
+
+def test_isolation_goes_on_behind_the_event_that_a_listener_of_many_raised_for(
+    numbered: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class FedFailing(Failing):
+        fed = 0
+
+        def feed(self, events: Iterator[AnyEvent]) -> None:
+            self.fed += 1
+            for event in events:
+                self.emit(event)
+
+    failing = FedFailing()
+    sink = IsolatedSink(failing, "read_model")
+    with caplog.at_level(logging.ERROR, "admitscope.telemetry"):
+        sink.take([numbered.planned(step) for step in range(8)])
+    assert [event.step for event in failing.events] == [0, 2, 4, 6]
+    assert failing.fed == 5, "once, and once more behind each fault"
+    assert (sink.stats().errors, sink.stats().delivered) == (4, 4)
+    assert sink.stats().last_error == "ValueError: label of step 7"
+    assert "taking StepPlanned of step 1" in caplog.records[0].getMessage()
 
 
 def test_isolation_lets_named_verdicts_and_interrupts_through(numbered: Any) -> None:
