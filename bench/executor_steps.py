@@ -71,7 +71,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=None, help="GGUF file or folder (default: packaged SmolLM2)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--quantization", choices=("none", "int8", "int8-fast"), default="none")
+    parser.add_argument("--quantization", choices=("auto", "none", "int8", "int8-fast"), default="auto")
+    parser.add_argument("--kernels", choices=("auto", "native", "torch"), default="auto")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--context", type=int, default=300, help="context of decode rows, in tokens")
     parser.add_argument("--page-size", type=int, default=16)
@@ -80,7 +81,9 @@ def main() -> None:
     config = EngineConfig(
         model=ModelConfig(path=args.model),
         cache=CacheConfig(page_size=args.page_size, num_pages=-(-32 * (args.context + 400) // args.page_size)),
-        executor=ExecutorConfig(dtype=args.dtype, threads=args.threads, quantization=args.quantization),
+        executor=ExecutorConfig(
+            dtype=args.dtype, threads=args.threads, quantization=args.quantization, kernels=args.kernels
+        ),
     )
     executor = build_torch_executor(config)
     figures: dict[str, float] = {}
@@ -90,7 +93,10 @@ def main() -> None:
         figures[f"prefill_{tokens}"] = prefill_ms(executor, tokens=tokens, prefix=0, steps=8)
     figures["prefill_256_after_512"] = prefill_ms(executor, tokens=256, prefix=512, steps=8)
     info = executor.info()
-    print(f"{info.model}, {info.dtype}, page {args.page_size}, decode context {args.context}\n{machine()}\n")
+    print(
+        f"{info.model}, {info.dtype}, {info.kernels}\n"
+        f"page {args.page_size}, decode context {args.context}\n{machine()}\n"
+    )
     print(f"{'step':<24}{'ms':>10}{'tok/s':>10}")
     for name, ms in figures.items():
         tokens = int(name.split("_")[1])

@@ -23,6 +23,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.executor.factory import build_torch_executor
 from engine.executor.manual import ManualDriver
 from engine.executor.torch_executor import TorchExecutor
@@ -30,8 +31,15 @@ from engine.models.packaged import packaged_gguf_path
 from engine.text.tokenizer import load_tokenizer
 
 TEXT: Final = Path(__file__).parent / "texts" / "alice.txt"
-#: (dtype, quantization); the first is what the others are compared with.
-MODES: Final = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("float32", "int8-fast"))
+#: (dtype, quantization, kernels); the first is what the others are compared with.
+MODES: Final = (
+    ("float32", "none", "torch"),
+    ("bfloat16", "none", "torch"),
+    ("bfloat16", "none", "native"),
+    ("float32", "int8", "torch"),
+    ("auto", "int8", "native"),
+    ("float32", "int8-fast", "torch"),
+)
 PROMPTS: Final = 20
 PROMPT_TOKENS: Final = 24
 
@@ -49,12 +57,12 @@ class Quality:
     same_bits_alone: bool
 
 
-def executor_of(dtype: str, quantization: str) -> TorchExecutor:
+def executor_of(dtype: str, quantization: str, kernels: str) -> TorchExecutor:
     """SmolLM2 in this mode."""
     return build_torch_executor(
         EngineConfig.model_validate(
             {
-                "executor": {"dtype": dtype, "quantization": quantization},
+                "executor": {"dtype": dtype, "quantization": quantization, "kernels": kernels},
                 "cache": {"page_size": 16, "num_pages": 256},
             }
         )
@@ -97,15 +105,19 @@ def measure(new_tokens: int) -> list[Quality]:
     prompts = [ids[i * stride : i * stride + PROMPT_TOKENS] for i in range(PROMPTS)]
     found: list[Quality] = []
     first: tuple[float, torch.Tensor, list[list[int]]] | None = None
-    for dtype, quantization in MODES:
-        executor = executor_of(dtype, quantization)
+    for dtype, quantization, kernels in MODES:
+        try:
+            executor = executor_of(dtype, quantization, kernels)
+        except ConfigError as error:  # no kernels in C here
+            print(f"{quantization}, {kernels}: left out, {error}")
+            continue
         logits, answers = logits_of(executor, [ids]), answers_of(executor, prompts, new_tokens)
         nll = float(cross_entropy(logits[:-1], torch.tensor(ids[1:])))
         first = first or (nll, logits.argmax(-1), answers)
         alone = [answers_of(executor, [prompt], new_tokens)[0] for prompt in prompts]
         found.append(
             Quality(
-                mode=dtype if quantization == "none" else quantization,
+                mode=f"{dtype if quantization == 'none' else quantization}, {kernels}",
                 nll=nll,
                 nll_more=nll / first[0] - 1,
                 same_next=float((logits.argmax(-1) == first[1]).float().mean()),

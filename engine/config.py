@@ -158,9 +158,13 @@ class ExecutorConfig(_Frozen):
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the model runs. `cuda` asks for a torch with CUDA, and for its own `attention_backend`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of weights and K/V. `auto`: bfloat16 on a GPU and on processors with AMX, else float32."""
-    quantization: Literal["none", "int8", "int8-fast"] = "none"
-    """Of the linear layers' weights: `int8` keeps about 16 bits of activations, `int8-fast` 8."""
+    """Type of weights and K/V. `auto`: bfloat16 on a GPU, with kernels in C, on processors with AMX; else float32."""
+    quantization: Literal["auto", "none", "int8", "int8-fast"] = "auto"
+    """Of the linear layers' weights: `int8` keeps about 16 bits of activations, `int8-fast` 8. `auto`: `int8` with
+    kernels in C if `dtype` is `auto` too, else `none`."""
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """`native` compiles kernels in C for this processor at the first start and keeps them; `torch` uses torch's
+    operations. `auto`: `native` where it can be, said at the start."""
     attention_backend: Literal["cpu", "reference", "flashinfer"] = "cpu"
     """`reference` is the readable oracle, slow on purpose; `flashinfer` is for `device=cuda`, `cpu` for the CPU."""
     threads: int | None = Field(None, ge=1, le=512)
@@ -183,17 +187,26 @@ class ExecutorConfig(_Frozen):
                 f"executor.cuda_graph_rows={self.cuda_graph_rows} needs executor.attention_backend=flashinfer, not "
                 f"{self.attention_backend}"
             )
+        if self.kernels == "native":
+            self._are_native()
         if self.device == "cpu":
             return self
         if self.attention_backend == "cpu":
             raise ValueError(f"{attention} contradicts executor.device=cuda: use flashinfer, or reference to compare")
         if self.attention_backend == "flashinfer" and self.dtype == "float32":
             raise ValueError(f"executor.dtype={self.dtype} is not for {attention}: its kernels take bfloat16")
-        if self.quantization != "none":
+        if self.quantization not in {"auto", "none"}:
             raise ValueError(
                 f"executor.quantization={self.quantization} contradicts executor.device=cuda: int8 layers are for CPUs"
             )
         return self
+
+    def _are_native(self) -> None:
+        """Raise where another setting asks for what the kernels in C do not have."""
+        has = {"device": ("cpu",), "dtype": ("auto", "bfloat16"), "attention_backend": ("cpu",)}
+        for name, values in (has | {"quantization": ("auto", "none", "int8")}).items():
+            if (value := getattr(self, name)) not in values:
+                raise ValueError(f"executor.kernels=native contradicts executor.{name}={value}: use {values[-1]}")
 
 
 class ServerConfig(_Frozen):

@@ -189,7 +189,8 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
     host = f"[{command.server.host}]" if ":" in command.server.host else command.server.host
     url = f"http://{host}:{port_of(listener)}"
     info = instance.engine.info
-    print(f"{info.model} on {url}  ({info.num_pages} pages of {info.page_size} tokens, {info.dtype})")
+    form = f"{info.dtype}, {info.kernels}" if info.kernels else info.dtype
+    print(f"{info.model} on {url}  ({info.num_pages} pages of {info.page_size} tokens, {form})")
     print(f"  API      {url}/v1")
     print(f"  metrics  {url}/metrics")
     if command.sglang_metrics:

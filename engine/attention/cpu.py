@@ -117,20 +117,19 @@ class CpuBackend:
         #: K and V of one gathering at a time.
         self._gathered = torch.empty(2, BUCKET_MAX_TOKENS * kv_width, dtype=dtype)
 
-    def prepare(self, metadata: PagedMetadata) -> None:
-        """Build the work lists of one step."""
-        self._full = self._work(metadata, window=0)
-        self._windowed = {}
-        if self._windows:
-            longest = int(metadata.seq_lens.max(initial=0))
-            binding = {window for window in self._windows if 0 < window < longest}
-            self._windowed = {window: self._work(metadata, window=window) for window in binding}
+    def prepare(self, metadata: PagedMetadata, *, only_pieces: bool = False) -> None:
+        """Build the work lists of one step. `only_pieces`: decode rows are somebody else's, see `run_pieces`."""
+        self._full = self._work(metadata, window=0, only_pieces=only_pieces)
+        self._windowed = {
+            window: self._work(metadata, window=window, only_pieces=only_pieces)
+            for window in binding_windows(self._windows, metadata)
+        }
 
-    def _work(self, metadata: PagedMetadata, *, window: int) -> _Work:
+    def _work(self, metadata: PagedMetadata, *, window: int, only_pieces: bool) -> _Work:
         """Everything that attention has to do for layers of this `window`, 0: no window."""
         qo_lens, seq_lens = metadata.qo_lens, metadata.seq_lens
         self._grow_triangle(int((seq_lens - 1).max(initial=-1)) if (qo_lens > 1).any() else -1)
-        decodes = np.flatnonzero(qo_lens == 1)
+        decodes = np.flatnonzero(qo_lens == 1) if not only_pieces else np.empty(0, dtype=np.int64)
         visible = np.minimum(seq_lens, window) if window else seq_lens
         return _Work(
             _gatherings(
@@ -151,10 +150,7 @@ class CpuBackend:
         layer: int,
     ) -> torch.Tensor:
         """Attention of every row: q [R, Hq, D], caches [num_pages, page_size, Hkv, D] -> [R, Hq, D]."""
-        heads, kv_heads = q.shape[1], k_cache.shape[2]
-        work = self._full
-        if self._windowed:
-            work = self._windowed.get(self._windows[layer], work)
+        work = self._work_of(layer)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for gathering in work.gatherings:
             self._gather(gathering, k_cache, v_cache)
@@ -166,7 +162,15 @@ class CpuBackend:
                     out[of_bucket] = _decode(bucket, q[of_bucket])
                 else:
                     out.index_copy_(0, bucket.rows, _decode(bucket, q.index_select(0, bucket.rows)))
-        for piece in work.pieces:
+        self.run_pieces(q, k_cache, v_cache, layer, out)
+        return out
+
+    def run_pieces(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layer: int, out: torch.Tensor
+    ) -> None:
+        """Attention of the rows of prompt pieces, into `out` [R, Hq, D]; the other arguments are those of `run`."""
+        heads, kv_heads = q.shape[1], k_cache.shape[2]
+        for piece in self._work_of(layer).pieces:
             k, v = _piece_kv(piece, k_cache), _piece_kv(piece, v_cache)
             for block in piece.blocks:
                 rows = q[block.first : block.first + block.count].transpose(0, 1)[None]
@@ -179,7 +183,9 @@ class CpuBackend:
                     enable_gqa=heads != kv_heads,
                 )
                 out[block.first : block.first + block.count] = got[0].transpose(0, 1)
-        return out
+
+    def _work_of(self, layer: int) -> _Work:
+        return self._windowed.get(self._windows[layer], self._full) if self._windowed else self._full
 
     def _gather(self, gathering: _Gathering, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         """Copy the K/V of one layer to where its buckets read them."""
@@ -283,6 +289,12 @@ class CpuBackend:
         self._reach = max(reach, 2 * self._reach, 1023)
         full = torch.full((BLOCK_ROWS, self._reach + BLOCK_ROWS), float("-inf"), dtype=self._dtype)
         self._triangle = full.triu_(self._reach + 1)
+
+
+def binding_windows(windows: tuple[int, ...], metadata: PagedMetadata) -> set[int]:
+    """Those of a model's windows that hide something in this step."""
+    longest = int(metadata.seq_lens.max(initial=0))
+    return {window for window in windows if 0 < window < longest}
 
 
 def _bucketed(members: np.ndarray, seq_lens: np.ndarray) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ from engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What an executor offers. `num_pages` excludes any dummy page of its own."""
+    """What an executor offers. `num_pages` excludes any dummy page of its own; `kernels` is for people to read."""
 
     model: str
     vocab_size: int
@@ -26,6 +26,7 @@ class ExecutorInfo:
     device: str
     dtype: str
     eos_token_ids: tuple[int, ...]
+    kernels: str = ""
 
 
 class GrammarState(Protocol):

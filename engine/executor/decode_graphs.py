@@ -19,7 +19,7 @@ from engine.attention.metadata import PagedMetadata
 from engine.attention.padding import all_padding, captured_sizes, padded, smallest_fit
 from engine.attention.staging import Staging
 from engine.executor.base import ForwardBatch
-from engine.models.llama import LayerCache, LlamaModel
+from engine.models.decoder import Decoder, LayerCache
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Decoder,
         attention: CapturableAttention,
         runtime: DeviceRuntime,
         *,

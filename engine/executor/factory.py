@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.executor.base import Executor
+from engine.executor.cpu_form import CpuFormChoice
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.attention.base import AttentionBackend
     from engine.attention.device import DeviceRuntime
     from engine.executor.torch_executor import TorchExecutor
+    from engine.models.decoder import Decoder
     from engine.models.llama_config import LlamaConfig
 
 #: Entries of an embedding from which on a model's weights are worth huge pages: they no longer fit into any cache.
@@ -35,12 +35,12 @@ def build_executor(config: EngineConfig) -> Executor:
 
 def build_torch_executor(config: EngineConfig) -> TorchExecutor:
     """Load the model and allocate its K/V memory. `executor.threads` sets torch's threads for the whole process."""
+    choice = CpuFormChoice(config.executor)  # before torch, whose import takes as long as the compiler
+
     import torch
 
     from engine.executor.huge_pages import ask_for_huge_pages
-    from engine.executor.numeric_type import numeric_type
     from engine.executor.torch_executor import TorchExecutor
-    from engine.models.loader import load_model
     from engine.models.packaged import model_name, packaged_gguf_path
 
     if config.executor.threads is not None:
@@ -50,8 +50,8 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
         from engine.attention.device import CudaRuntime
 
         return build_gpu_executor(config, path, CudaRuntime())
-    dtype = numeric_type(config.executor)
-    model = load_model(path, dtype=dtype, quantization=config.executor.quantization)
+    model, attention = _on_cpu(config, path, choice)
+    dtype = model.dtype
     context = _context(config, model.config)
     num_pages = pool_pages(config, model.config, itemsize=dtype.itemsize)
     try:
@@ -60,7 +60,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
             name=config.model.name or model_name(path),
             page_size=config.cache.page_size,
             num_pages=num_pages,
-            attention=_attention(config, dtype, model.config),
+            attention=attention,
             max_context_tokens=context,
         )
     except RuntimeError as error:
@@ -120,11 +120,31 @@ def _too_big(config: EngineConfig, num_pages: int, token_bytes: int) -> str:
     return f"cache.{name}={getattr(config.cache, name)} asks for {mib:,.0f} MiB of K/V memory: this machine refuses it"
 
 
-def _attention(config: EngineConfig, dtype: torch.dtype, model: LlamaConfig) -> AttentionBackend:
-    if config.executor.attention_backend == "reference":
-        from engine.attention.torch_reference import TorchReferenceBackend
-
-        return TorchReferenceBackend(windows=model.windows)
+def _on_cpu(config: EngineConfig, path: Path, choice: CpuFormChoice) -> tuple[Decoder, AttentionBackend]:
+    """The model and its attention."""
     from engine.attention.cpu import CpuBackend
+    from engine.attention.native import NativeBackend
+    from engine.attention.torch_reference import TorchReferenceBackend
+    from engine.models.llama import LlamaModel
+    from engine.models.loader import load_weights
+    from engine.models.native_llama import NativeLlama, misfit
 
-    return CpuBackend(dtype=dtype, windows=model.windows, kv_width=model.num_kv_heads * model.head_dim)
+    form = choice.form()
+    shape, weights = load_weights(path, form.dtype)
+    if form.library is not None and (why := misfit(shape, form.quantization)) is not None:
+        loaded, form = form.dtype, choice.torch_form(why)
+        if form.dtype is not loaded:
+            shape, weights = load_weights(path, form.dtype)
+    if form.library is not None:
+        native = NativeLlama(shape, weights, form.library, quantization=form.quantization)
+        return native, NativeBackend(form.library, windows=shape.windows)
+    attention: AttentionBackend
+    if config.executor.attention_backend == "reference":
+        attention = TorchReferenceBackend(windows=shape.windows)
+    else:
+        width = shape.num_kv_heads * shape.head_dim
+        attention = CpuBackend(dtype=form.dtype, windows=shape.windows, kv_width=width)
+    model = LlamaModel(shape, weights, quantization=form.quantization)
+    if form.why:
+        model.kernels += f": {form.why}"
+    return model, attention

@@ -24,7 +24,7 @@ def numeric_type(config: ExecutorConfig) -> torch.dtype:
         return DTYPES[config.dtype]
     if config.device == "cuda":
         return torch.bfloat16
-    return torch.bfloat16 if config.quantization == "none" and multiplies_bfloat16() else torch.float32
+    return torch.bfloat16 if config.quantization in {"auto", "none"} and multiplies_bfloat16() else torch.float32
 
 
 def multiplies_bfloat16() -> bool:

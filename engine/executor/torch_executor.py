@@ -18,7 +18,7 @@ from engine.attention.staging import SETS, Rotation, Staging
 from engine.executor.base import ExecutorInfo, ForwardBatch, StepResult
 from engine.executor.decode_graphs import DecodeGraphs
 from engine.executor.sampler import Sampler
-from engine.models.llama import LayerCache, LlamaModel
+from engine.models.decoder import Decoder, LayerCache
 
 
 class BatchError(ValueError):
@@ -44,7 +44,7 @@ class TorchExecutor:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Decoder,
         *,
         name: str,
         page_size: int,
@@ -68,6 +68,7 @@ class TorchExecutor:
             device=model.device.type,
             dtype=_type_words(model),
             eos_token_ids=config.eos_token_ids,
+            kernels=model.kernels,
         )
         model.reserve_positions(min(context, num_pages * page_size))
         self._sampler = Sampler(
@@ -171,7 +172,7 @@ class TorchExecutor:
             raise BatchError(f"sampling rows span {min(rows)} to {max(rows)}; the batch has {meta.num_rows} rows")
 
 
-def _type_words(model: LlamaModel) -> str:
+def _type_words(model: Decoder) -> str:
     """`float32`, or `float32, weights int8`."""
     name = str(model.dtype).removeprefix("torch.")
     return name if model.quantization == "none" else f"{name}, weights {model.quantization}"

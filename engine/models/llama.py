@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import embedding, silu
 
 from engine.attention.base import AttentionBackend
+from engine.models.decoder import LayerCache
 from engine.models.linear import Fill, Linear
 from engine.models.llama_config import LlamaConfig
 from engine.models.norm import rms_norm
@@ -20,20 +21,6 @@ from engine.models.rope import rope_tables, rotate
 from engine.models.weights import LayerWeights, LlamaWeights
 
 AnyLinear = Linear | QuantizedLinear
-
-
-@dataclass(slots=True)
-class LayerCache:
-    """K and V of one layer, twice: by page for attention, by slot for writing. All are views of one allocation.
-
-    k, v              [num_pages, page_size, Hkv, D]
-    k_slots, v_slots  [num_pages * page_size, Hkv, D]
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-    k_slots: torch.Tensor
-    v_slots: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -59,6 +46,7 @@ class LlamaModel:
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
         self.quantization = quantization
+        self.kernels = "torch's kernels"
         self._lm_head = linear(weights.lm_head, wide=True)
         self._layers: list[_Layer] = []
         weights.layers.reverse()

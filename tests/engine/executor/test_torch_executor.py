@@ -241,6 +241,7 @@ def test_info_states_the_facts() -> None:
     assert dataclasses.asdict(info) == {
         "model": "tiny", "vocab_size": 320, "max_context_tokens": 100, "page_size": 16, "num_pages": 64,
         "attention_backend": "cpu", "device": "cpu", "dtype": "float32", "eos_token_ids": (2, 9),
+        "kernels": "torch's kernels",
     }  # fmt: skip
     assert tiny_executor().info().max_context_tokens == 400
 

@@ -163,6 +163,6 @@ def test_a_processor_that_loses_sums_is_refused() -> None:
 
 
 def test_the_setting_is_checked() -> None:
-    assert EngineConfig().executor.quantization in {"none", "int8"}
+    assert EngineConfig().executor.quantization == "auto"
     with pytest.raises(ValueError, match="int8-fast"):
         EngineConfig.model_validate({"executor": {"quantization": "int4"}})

@@ -1,0 +1,147 @@
+"""Compiler. Owns: turning the C files beside it into a library for this processor, once, and keeping it.
+
+The library is made for exactly this processor (-march=native), so none is shipped. Making it takes a second or two; it
+is kept in the user's cache under a name that its sources, the flags, the compiler and the processor decide.
+Needs no torch: the compiler can run while torch is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+_SOURCES: Final = Path(__file__).parent / "kernels"
+_FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden")
+#: What every kernel uses, in the words of /proc/cpuinfo.
+_NEEDED: Final = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+_CPU_FACTS: Final = Path("/proc/cpuinfo")
+#: For processors with matrix units that this process may not use.
+_NO_TILES: Final = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+#: <asm/unistd_64.h>, <asm/prctl.h>: Linux hands the units' state out on request.
+_ARCH_PRCTL: Final = 158
+_ARCH_REQ_XCOMP_PERM: Final = 0x1023
+_XFEATURE_XTILEDATA: Final = 18
+#: Longer than any machine takes; a compiler that hangs must not keep a server from starting.
+_TIMEOUT_S: Final = 120.0
+
+
+class NativeUnavailableError(RuntimeError):
+    """There are no kernels in C here; the message says what is missing."""
+
+
+class Build:
+    """A library that is being made, or is there. `wait` gives its path.
+
+    has_tiles   the kernels use the processor's matrix units (AMX)
+    """
+
+    def __init__(self, *, tiles: bool = True) -> None:
+        """Look for the library, and start a compiler where there is none. Raises NativeUnavailableError.
+
+        tiles   False: without the matrix units even where they are
+        """
+        facts = processor_flags()
+        if lacking := [name for name in _NEEDED if name not in facts]:
+            raise NativeUnavailableError(f"this processor has no {', '.join(lacking)}")
+        self.has_tiles = tiles and may_use_tiles()
+        flags = _FLAGS if self.has_tiles else (*_FLAGS, *_NO_TILES)
+        sources = sorted(_SOURCES.glob("*.c"))
+        folder = _cache_folder()
+        self._process: subprocess.Popen[str] | None = None
+        compiler = _compiler()
+        self._library = folder / f"kernels-{_fingerprint(sources, compiler, flags, facts)}.so"
+        if self._library.exists():
+            return
+        if compiler is None:
+            raise NativeUnavailableError("there is no C compiler (cc, gcc or clang, or what CC names)")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Its own name first: another process may be making the same library.
+            handle, name = tempfile.mkstemp(prefix="making-", suffix=".so", dir=folder)
+            os.close(handle)
+        except OSError as error:
+            raise NativeUnavailableError(f"the kernels cannot be compiled into {folder}: {error}") from error
+        self._making = Path(name)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own files, by the compiler that the user chose
+                [*compiler, *flags, "-o", name, *map(str, sources), "-lm"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        except OSError as error:
+            self._making.unlink(missing_ok=True)
+            raise NativeUnavailableError(f"the kernels cannot be compiled: {error}") from error
+
+    def wait(self) -> Path:
+        """The library. Raises NativeUnavailableError where the compiler failed."""
+        if self._process is None:
+            return self._library
+        try:
+            _, complaint = self._process.communicate(timeout=_TIMEOUT_S)
+            if self._process.returncode:
+                first = (complaint.strip() or "without a word").splitlines()[0]
+                raise NativeUnavailableError(f"the C compiler failed: {first}")
+            self._making.replace(self._library)
+        except subprocess.TimeoutExpired as error:
+            self._process.kill()
+            self._process.communicate()
+            raise NativeUnavailableError(f"the compiler took longer than {_TIMEOUT_S:.0f} s") from error
+        except OSError as error:
+            raise NativeUnavailableError(f"the compiled kernels cannot be kept: {error}") from error
+        finally:
+            self._making.unlink(missing_ok=True)
+        self._process = None
+        return self._library
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    """What the first processor can do, as Linux says it; nothing elsewhere."""
+    if platform.machine() != "x86_64":
+        return frozenset()
+    try:
+        lines = _CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return frozenset()
+    return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+@cache
+def may_use_tiles() -> bool:
+    """Whether this processor has matrix units for bfloat16 and int8, and Linux lets this process use them."""
+    if not {"amx_tile", "amx_bf16", "amx_int8"} <= processor_flags():
+        return False
+    try:
+        return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
+    except (OSError, AttributeError):  # no C library that has it
+        return False
+
+
+def _compiler() -> list[str] | None:
+    if named := os.environ.get("CC"):
+        return named.split()
+    return next(([found] for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "admitscope"
+
+
+def _fingerprint(sources: list[Path], compiler: list[str] | None, flags: tuple[str, ...], facts: frozenset[str]) -> str:
+    """What the library depends on, in 16 letters."""
+    state = hashlib.sha256()
+    for path in sorted([*sources, *_SOURCES.glob("*.h")]):
+        state.update(path.read_bytes())
+    state.update(repr((flags, sorted(facts), compiler)).encode())
+    return state.hexdigest()[:16]

@@ -1,0 +1,211 @@
+/* Attention of decode rows over paged K/V, read where they lie.
+ *
+ * The context of a row is cut at multiples of CUT tokens of what it sees, whatever its company and the number of threads; parts
+ * are put together in order. So a row has the same bits alone and in a batch. Softmax runs online within a part
+ * (FlashAttention, arXiv:2205.14135), parts are merged by their maxima (Flash-Decoding). All sums are float32.
+ */
+#include "common.h"
+
+#define CUT 128
+#define MOST_HEADS 4 /* query heads that share one pass over K/V */
+
+/* One part of one row's context. */
+typedef struct {
+    int32_t row;   /* of q and out */
+    int32_t pages; /* where the request's page ids begin in `page_ids` */
+    int32_t first, end; /* positions */
+    int32_t part, parts;
+} Part;
+
+typedef struct {
+    const bf16 *q;
+    bf16 *out;
+    const bf16 *k, *v; /* [pages, page_size, kv_heads, dim] */
+    const int32_t *page_ids;
+    const Part *parts;
+    float *partial; /* [parts, q_heads, dim + 2]: sums, then the maximum and the sum of weights */
+    long num_parts, q_stride, out_stride; /* strides in elements */
+    long page_size, q_heads, kv_heads, dim;
+    float scale;
+    int threads;
+} Decode;
+
+/* Tokens [from, until) of a part that lie on one page. `k` and `v` are where the first of them begins. */
+typedef struct {
+    long from, until;
+    const bf16 *k, *v;
+} Run;
+
+INLINE Run run_at(const Decode *d, const Part *p, long from, long count) {
+    long position = p->first + from, offset = position % d->page_size, until = from + d->page_size - offset;
+    long slot = (long)d->page_ids[p->pages + position / d->page_size] * d->page_size + offset;
+    long place = slot * d->kv_heads * d->dim;
+    Run run = {from, until < count ? until : count, d->k + place, d->v + place};
+    return run;
+}
+
+/* Pages lie anywhere: no processor guesses the next one. Its lines are asked for a few at a time, between products,
+ * so that they arrive while there is something to do. */
+typedef struct {
+    const char *at, *end;
+    long share;
+} Ahead;
+
+INLINE Ahead ahead_of(const bf16 *from, long bytes, long times) {
+    Ahead ahead = {(const char *)from, (const char *)from + bytes, (bytes / 64 + times - 1) / times};
+    return ahead;
+}
+
+INLINE void fetch_some(Ahead *ahead) {
+    for (long i = 0; i < ahead->share && ahead->at < ahead->end; i++, ahead->at += 64)
+        _mm_prefetch(ahead->at, _MM_HINT_T0);
+}
+
+/* Sums of 16 registers, in their order: three rounds of adding halves that lie in different registers. */
+INLINE __m512 sums_of(__m512 *v) {
+    for (int i = 0; i < 8; i++)
+        v[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
+        v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int i = 0; i < 2; i++)
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                             _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xEE));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xDD));
+}
+
+/* Scores of one query head over the tokens of one run, 16 at a time. Returns the largest, NaN aside. */
+INLINE float score(const Decode *d, const bf16 *q, const bf16 *k, long count, float *scores, float most) {
+    long dim = d->dim, width = d->kv_heads * dim;
+    __m512 top = _mm512_set1_ps(most);
+    for (long t = 0; t < count; t += 16) {
+        __m512 sums[16];
+        for (int j = 0; j < 16; j++) {
+            /* Beyond the run its last token is computed again, and not kept. */
+            const bf16 *keys = k + (t + j < count ? t + j : count - 1) * width;
+            sums[j] = _mm512_setzero_ps();
+            for (long i = 0; i < dim; i += 32)
+                sums[j] = _mm512_dpbf16_ps(sums[j], (__m512bh)_mm512_loadu_si512(keys + i),
+                                           (__m512bh)_mm512_loadu_si512(q + i));
+        }
+        __mmask16 keep = lanes(t, count);
+        __m512 values = _mm512_mul_ps(sums_of(sums), _mm512_set1_ps(d->scale));
+        _mm512_mask_storeu_ps(scores + t, keep, values);
+        top = _mm512_mask_max_ps(top, keep, values, top);
+    }
+    return _mm512_reduce_max_ps(top);
+}
+
+/* Scores become weights, e to the power of what they are above `most`. Returns their sum. */
+INLINE float weigh(float *scores, long count, float most) {
+    __m512 total = _mm512_setzero_ps(), top = _mm512_set1_ps(most);
+    for (long t = 0; t < count; t += 16) {
+        __mmask16 keep = lanes(t, count);
+        __m512 w = exp_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(keep, scores + t), top));
+        _mm512_mask_storeu_ps(scores + t, keep, w);
+        total = _mm512_add_ps(total, _mm512_maskz_mov_ps(keep, w));
+    }
+    return _mm512_reduce_add_ps(total);
+}
+
+/* Add the values of one run, weighed, to the sums of `n` heads (known to the compiler), each dim + 2 apart. */
+INLINE void gather(const Decode *d, Ahead *ahead, const float *weights, const bf16 *v, long count, const int n, float *to) {
+    long dim = d->dim, width = d->kv_heads * dim;
+    for (long i = 0; i < dim; i += 32) {
+        __m512 sums[MOST_HEADS][2];
+        fetch_some(ahead);
+        for (int h = 0; h < n; h++) {
+            sums[h][0] = _mm512_loadu_ps(to + h * (dim + 2) + i);
+            sums[h][1] = _mm512_loadu_ps(to + h * (dim + 2) + i + 16);
+        }
+        const bf16 *at = v + i;
+        for (long t = 0; t < count; t++, at += width) {
+            __m512 left = load_bf16(at), right = load_bf16(at + 16);
+            for (int h = 0; h < n; h++) {
+                __m512 w = _mm512_set1_ps(weights[h * CUT + t]);
+                sums[h][0] = _mm512_fmadd_ps(w, left, sums[h][0]);
+                sums[h][1] = _mm512_fmadd_ps(w, right, sums[h][1]);
+            }
+        }
+        for (int h = 0; h < n; h++) {
+            _mm512_storeu_ps(to + h * (dim + 2) + i, sums[h][0]);
+            _mm512_storeu_ps(to + h * (dim + 2) + i + 16, sums[h][1]);
+        }
+    }
+}
+
+/* Call `what` for the query heads of every K/V head, at most four at a time: `head`, `kv` and `n` are theirs. */
+#define FOR_HEADS(d, what)                                                      \
+    for (long kv = 0, group = (d)->q_heads / (d)->kv_heads; kv < (d)->kv_heads; kv++) \
+        for (long head = kv * group, end = head + group; head < end;) {         \
+            long left = end - head;                                             \
+            if (left >= 4) { enum { n = 4 }; what; head += n; }                 \
+            else if (left == 3) { enum { n = 3 }; what; head += n; }            \
+            else if (left == 2) { enum { n = 2 }; what; head += n; }            \
+            else { enum { n = 1 }; what; head += n; }                           \
+        }
+
+/* One part of one row: all heads, page by page, so that memory is read in its own order. */
+static void attend(const Decode *d, const Part *p, float *scores, float *partial) {
+    long dim = d->dim, width = d->kv_heads * dim, count = p->end - p->first, step = dim + 2;
+    long group = d->q_heads / d->kv_heads;
+    const bf16 *q = d->q + p->row * d->q_stride;
+    float most[d->q_heads];
+    for (long h = 0; h < d->q_heads; h++) most[h] = -__builtin_inff();
+    memset(partial, 0, (size_t)(d->q_heads * step) * sizeof(float));
+    Run run = run_at(d, p, 0, count), next;
+    for (long t = 0; t < count; t = run.until, run = next) {
+        next = run.until < count ? run_at(d, p, run.until, count) : run_at(d, p, 0, count);
+        Ahead ahead = ahead_of(run.until < count ? next.k : next.v, (next.until - next.from) * width * 2, d->q_heads);
+        for (long h = 0; h < d->q_heads; h++) {
+            fetch_some(&ahead);
+            most[h] = score(d, q + h * dim, run.k + h / group * dim, run.until - t, scores + h * CUT + t, most[h]);
+        }
+    }
+    for (long h = 0; h < d->q_heads; h++) {
+        partial[h * step + dim] = most[h];
+        partial[h * step + dim + 1] = weigh(scores + h * CUT, count, most[h]);
+    }
+    run = run_at(d, p, 0, count);
+    for (long t = 0; t < count; t = run.until, run = next) {
+        next = run.until < count ? run_at(d, p, run.until, count) : run;
+        Ahead ahead = ahead_of(next.v, run.until < count ? (next.until - next.from) * width * 2 : 0, 2 * d->kv_heads);
+        FOR_HEADS(d, gather(d, &ahead, scores + head * CUT + t, run.v + kv * dim, run.until - t, n, partial + head * step))
+    }
+}
+
+/* Put the parts of one row together, one query head. `first` is the row's first part. */
+static void merge(const Decode *d, long first, long head) {
+    const Part *p = d->parts + first;
+    long dim = d->dim, step = d->q_heads * (dim + 2);
+    const float *from = d->partial + first * step + head * (dim + 2);
+    bf16 *out = d->out + p->row * d->out_stride + head * dim;
+    float most = -__builtin_inff(), total = 0.0f, shares[p->parts];
+    for (int i = 0; i < p->parts; i++) most = from[i * step + dim] > most ? from[i * step + dim] : most;
+    for (int i = 0; i < p->parts; i++) {
+        shares[i] = __builtin_expf(from[i * step + dim] - most);
+        total += shares[i] * from[i * step + dim + 1];
+    }
+    for (long c = 0; c < dim; c += 16) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int i = 0; i < p->parts; i++)
+            sum = _mm512_fmadd_ps(_mm512_set1_ps(shares[i]), _mm512_loadu_ps(from + i * step + c), sum);
+        store_bf16(out + c, _mm512_div_ps(sum, _mm512_set1_ps(total)));
+    }
+}
+
+/* q [rows, q_heads, dim] of the rows that parts name -> out. dim: a multiple of 32. */
+EXPORT void decode_attention(const Decode *d) {
+    long step = d->q_heads * (d->dim + 2);
+#pragma omp parallel num_threads(d->threads)
+    {
+        float scores[d->q_heads * CUT] __attribute__((aligned(64)));
+#pragma omp for schedule(dynamic, 1)
+        for (long i = 0; i < d->num_parts; i++) attend(d, d->parts + i, scores, d->partial + i * step);
+#pragma omp for schedule(static)
+        for (long i = 0; i < d->num_parts; i++)
+            if (d->parts[i].part == 0)
+                for (long head = 0; head < d->q_heads; head++) merge(d, i, head);
+    }
+}

@@ -1,0 +1,102 @@
+/* What happens to a row between two products: norms, quantization, rotation, the way into the cache. */
+#include "common.h"
+
+INLINE float mean_square_scale(const bf16 *x, long width, float eps) {
+    __m512 squares = _mm512_setzero_ps();
+    for (long i = 0; i < width; i += 16) {
+        __m512 v = load_bf16(x + i);
+        squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    return 1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(squares) / (float)width + eps);
+}
+
+/* RMS norm of x [rows, width] times weight [width] -> out. width: a multiple of 16. */
+EXPORT void norm_rows(const bf16 *x, const float *weight, float eps, bf16 *out, long rows, long width, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows >= FEW_ROWS)
+    for (long row = 0; row < rows; row++) {
+        const bf16 *in = x + row * width;
+        __m512 scale = _mm512_set1_ps(mean_square_scale(in, width, eps));
+        for (long i = 0; i < width; i += 16)
+            store_bf16(out + row * width + i,
+                       _mm512_mul_ps(_mm512_mul_ps(load_bf16(in + i), scale), _mm512_loadu_ps(weight + i)));
+    }
+}
+
+/* One row, already in float32, to two int8 rows and a scale: x ≈ scale (high + low / 254). NaN gives a scale of NaN. */
+INLINE float quantize(const float *x, int8_t *high, int8_t *low, long width) {
+    __m512 most = _mm512_setzero_ps();
+    __mmask16 unordered = 0;
+    for (long i = 0; i < width; i += 16) {
+        __m512 v = _mm512_loadu_ps(x + i);
+        unordered |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        most = _mm512_max_ps(most, _mm512_abs_ps(v));
+    }
+    float largest = _mm512_reduce_max_ps(most);
+    if (largest < 1.17549435e-38f) largest = 127 * 1.17549435e-38f; /* a row of zeros */
+    __m512 to_steps = _mm512_set1_ps(127.0f / largest);
+    for (long i = 0; i < width; i += 16) {
+        __m512 steps = _mm512_mul_ps(_mm512_loadu_ps(x + i), to_steps);
+        __m512i coarse = _mm512_cvtps_epi32(steps);
+        __m512 rest = _mm512_mul_ps(_mm512_sub_ps(steps, _mm512_cvtepi32_ps(coarse)), _mm512_set1_ps(254.0f));
+        _mm_storeu_si128((void *)(high + i), _mm512_cvtsepi32_epi8(coarse));
+        _mm_storeu_si128((void *)(low + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(rest)));
+    }
+    return unordered ? __builtin_nanf("") : largest / 127.0f;
+}
+
+/* x [rows, width], after an RMS norm where `weight` is given -> high, low [rows, width], scales [rows].
+ * `scratch` holds threads * width floats. */
+EXPORT void quantize_rows(const bf16 *x, const float *weight, float eps, int8_t *high, int8_t *low, float *scales,
+                          float *scratch, long rows, long width, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows >= FEW_ROWS)
+    for (long row = 0; row < rows; row++) {
+        const bf16 *in = x + row * width;
+        float *wide = scratch + omp_get_thread_num() * width;
+        __m512 scale = _mm512_set1_ps(weight ? mean_square_scale(in, width, eps) : 1.0f);
+        for (long i = 0; i < width; i += 16) {
+            __m512 v = load_bf16(in + i);
+            if (weight) v = _mm512_mul_ps(_mm512_mul_ps(v, scale), _mm512_loadu_ps(weight + i));
+            _mm512_storeu_ps(wide + i, v);
+        }
+        scales[row] = quantize(wide, high + row * width, low + row * width, width);
+    }
+}
+
+/* Heads of one step's rows, and where their K/V go. */
+typedef struct {
+    bf16 *qkv; /* [rows, (q_heads + 2 kv_heads) dim] */
+    bf16 *k_slots, *v_slots; /* [slots, kv_heads, dim] */
+    const int64_t *slots, *positions; /* [rows] */
+    const float *cos, *sin; /* [positions, dim / 2] */
+    const float *head_norm; /* [q_heads + kv_heads, dim] or NULL */
+    long rows, q_heads, kv_heads, dim;
+    float eps;
+    int threads;
+} Heads;
+
+/* Norm (if any) and turn q and k; q stays where it is, k and v go to their slots. dim: a multiple of 32. */
+EXPORT void rotate_and_store(const Heads *h) {
+    long dim = h->dim, half = dim / 2, turned = h->q_heads + h->kv_heads;
+    long stride = (turned + h->kv_heads) * dim, kv_width = h->kv_heads * dim;
+#pragma omp parallel for num_threads(h->threads) schedule(static) if (h->rows >= FEW_ROWS)
+    for (long row = 0; row < h->rows; row++) {
+        bf16 *in = h->qkv + row * stride, *k_out = h->k_slots + h->slots[row] * kv_width;
+        const float *cos = h->cos + h->positions[row] * half, *sin = h->sin + h->positions[row] * half;
+        for (long head = 0; head < turned; head++) {
+            bf16 *x = in + head * dim, *out = head < h->q_heads ? x : k_out + (head - h->q_heads) * dim;
+            const float *weight = h->head_norm ? h->head_norm + head * dim : NULL;
+            __m512 scale = _mm512_set1_ps(weight ? mean_square_scale(x, dim, h->eps) : 1.0f);
+            for (long i = 0; i < half; i += 16) {
+                __m512 a = load_bf16(x + i), b = load_bf16(x + half + i);
+                if (weight) {
+                    a = _mm512_mul_ps(_mm512_mul_ps(a, scale), _mm512_loadu_ps(weight + i));
+                    b = _mm512_mul_ps(_mm512_mul_ps(b, scale), _mm512_loadu_ps(weight + half + i));
+                }
+                __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
+                store_bf16(out + i, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
+                store_bf16(out + half + i, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
+            }
+        }
+        memcpy(h->v_slots + h->slots[row] * kv_width, in + turned * dim, (size_t)kv_width * sizeof(bf16));
+    }
+}

@@ -1,0 +1,102 @@
+"""Attention in C against a float64 loop, in a cache that is NaN where unwritten; the same bits alone and in company."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention.cpu import CpuBackend
+from engine.attention.native import NativeBackend
+from engine.native.library import CUT
+from tests.engine.attention.ragged import Shape, build, float64_loop, lengths
+from tests.engine.attention.test_backends import attend, largest_error
+from tests.engine.native.libraries import BOTH, library
+
+
+@BOTH
+@given(
+    lens=lengths(),
+    page=st.sampled_from([1, 3, 16, 32]),
+    group=st.sampled_from([1, 2, 3, 4, 7, 9]),
+    dim=st.sampled_from([32, 64, 96]),
+    shared=st.booleans(),
+    page_seed=st.one_of(st.none(), st.integers(0, 999)),
+)
+@settings(max_examples=40)
+def test_it_equals_the_float64_loop(
+    tiles: bool, lens: list[tuple[int, int]], page: int, group: int, dim: int, shared: bool, page_seed: int | None
+) -> None:
+    shape = Shape(page_size=page, kv_heads=2, group=group, dim=dim)
+    batch = build(lens, shape, shared=shared, page_seed=page_seed, dtype=torch.bfloat16)
+    assert largest_error(attend(NativeBackend(library(tiles)), batch), float64_loop(batch)) < 3e-2
+
+
+@pytest.mark.parametrize("windows", [(), (50,), (129,), (1,)])
+def test_long_contexts_in_parts_equal_torchs(windows: tuple[int, ...]) -> None:
+    contexts = [1, CUT - 1, CUT, CUT + 1, 2 * CUT, 5 * CUT + 17, 1000]
+    batch = build([(1, n) for n in contexts], Shape(page_size=16, group=3, dim=64), page_seed=4, dtype=torch.bfloat16)
+    got = attend(NativeBackend(library(False), windows=windows), batch)
+    want = attend(CpuBackend(dtype=torch.bfloat16, windows=windows), batch)
+    assert float((got - want).abs().max()) < 2e-2
+
+
+@pytest.mark.parametrize("windows", [(), (50,), (300,)])
+def test_a_decode_row_is_the_same_bits_alone_in_company_and_with_other_threads(windows: tuple[int, ...]) -> None:
+    contexts = [1, 40, 63, 64, 65, 100, 300, 301, 449, 513]
+    company = build([(1, n) for n in contexts], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
+    together = attend(NativeBackend(library(False), windows=windows), company)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(attend(NativeBackend(library(False), windows=windows), company), together)
+    finally:
+        torch.set_num_threads(threads)
+    meta = company.metadata
+    for i in range(len(contexts)):
+        pages = meta.kv_indices[meta.kv_indptr[i] : meta.kv_indptr[i + 1]]
+        alone = dataclasses.replace(
+            meta,
+            qo_indptr=np.array([0, 1], dtype=np.int32),
+            kv_indptr=np.array([0, len(pages)], dtype=np.int32),
+            kv_indices=pages,
+            last_page_len=meta.last_page_len[i : i + 1],
+            out_slots=meta.out_slots[i : i + 1],
+            positions=meta.positions[i : i + 1],
+        )
+        backend = NativeBackend(library(False), windows=windows)
+        backend.prepare(alone)
+        assert torch.equal(backend.run(company.q[i : i + 1], company.k_cache, company.v_cache, 0), together[i : i + 1])
+
+
+@pytest.mark.parametrize("context", [20, 400])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_nan_reaches_its_own_row_and_no_other(context: int, where: str) -> None:
+    batch = build([(1, context), (1, 33)], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
+    page = int(batch.metadata.kv_indices[0])
+    if where == "q":
+        batch.q[0, :, 5] = math.nan
+    else:
+        {"k": batch.k_cache, "v": batch.v_cache}[where][page, 3] = math.nan
+    got = attend(NativeBackend(library(False)), batch)
+    assert bool(got[0].isnan().any(dim=-1).all())
+    assert bool(got[1].isfinite().all())
+
+
+def test_scores_far_apart_do_not_overflow() -> None:
+    batch = build([(1, 300)], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
+    batch.q.mul_(300)
+    assert largest_error(attend(NativeBackend(library(False)), batch), float64_loop(batch)) < 3e-2
+
+
+def test_one_backend_serves_steps_of_any_kind_after_each_other() -> None:
+    backend, shape = NativeBackend(library(False)), Shape(page_size=16, group=3, dim=64)
+    for lens in ([(1, 400)] * 3, [(30, 60)], [(1, 5), (9, 9), (1, 80)], [(1, 1)], [(1, 900)] * 5):
+        batch = build(lens, shape, page_seed=2, dtype=torch.bfloat16)
+        with torch.inference_mode():
+            assert largest_error(attend(backend, batch), float64_loop(batch)) < 3e-2

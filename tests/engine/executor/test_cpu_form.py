@@ -1,0 +1,119 @@
+"""executor.kernels: what `auto` takes, what `native` refuses, and what is told where torch's operations remain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from engine.config import EngineConfig, ExecutorConfig
+from engine.errors import ConfigError
+from engine.executor import cpu_form, numeric_type
+from engine.executor.cpu_form import CpuForm, CpuFormChoice
+from engine.executor.factory import build_torch_executor
+from engine.native.compiler import NativeUnavailableError
+from tests.engine.native.libraries import library
+
+
+def form(**settings: Any) -> CpuForm:
+    return CpuFormChoice(ExecutorConfig.model_validate(settings)).form()
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "quantization"),
+    [
+        ({}, torch.bfloat16, "int8"),
+        ({"kernels": "native"}, torch.bfloat16, "int8"),
+        ({"dtype": "bfloat16"}, torch.bfloat16, "none"),
+        ({"quantization": "none"}, torch.bfloat16, "none"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, torch.bfloat16, "int8"),
+    ],
+)
+def test_kernels_in_c_where_they_can_be(settings: dict[str, Any], dtype: torch.dtype, quantization: str) -> None:
+    library()  # skips where they cannot
+    got = form(**settings)
+    assert (got.dtype, got.quantization, got.why) == (dtype, quantization, "")
+    assert got.library is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "quantization"),
+    [
+        ({"dtype": "float32"}, "none"),
+        ({"kernels": "torch"}, "none"),
+        ({"attention_backend": "reference"}, "none"),
+        ({"quantization": "int8-fast"}, "int8-fast"),
+        ({"kernels": "torch", "quantization": "int8"}, "int8"),
+    ],
+)
+def test_torch_where_it_is_asked_for_and_nobody_has_to_be_told(settings: dict[str, Any], quantization: str) -> None:
+    got = form(**settings)
+    assert (got.library, got.quantization, got.why) == (None, quantization, "")
+    assert got.dtype is numeric_type.numeric_type(ExecutorConfig.model_validate(settings))
+
+
+@pytest.fixture
+def unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build() -> None:
+        raise NativeUnavailableError("there is no C compiler")
+
+    monkeypatch.setattr(cpu_form, "Build", build)
+
+
+@pytest.mark.usefixtures("unavailable")
+def test_torch_with_a_reason_where_they_cannot_be() -> None:
+    got = form()
+    assert (got.library, got.quantization, got.why) == (None, "none", "there is no C compiler")
+
+
+@pytest.mark.usefixtures("unavailable")
+def test_native_says_why_it_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"executor\.kernels=native cannot be: there is no C compiler"):
+        form(kernels="native")
+
+
+def test_a_compiler_that_fails_later_is_no_less_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        has_tiles = True
+
+        def wait(self) -> None:
+            raise NativeUnavailableError("the C compiler failed: no space left")
+
+    monkeypatch.setattr(cpu_form, "Build", Failing)
+    assert form().why == "the C compiler failed: no space left"
+    with pytest.raises(ConfigError, match="no space left"):
+        form(kernels="native")
+
+
+def test_without_matrix_units_bfloat16_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    library(tiles=False)
+    monkeypatch.setattr(cpu_form, "Build", lambda build=cpu_form.Build: build(tiles=False))
+    assert form().quantization == "int8"
+    plain = form(quantization="none")
+    assert plain.library is None
+    assert "matrix units" in plain.why
+    for settings in ({"dtype": "bfloat16"}, {"quantization": "none", "kernels": "native"}):
+        asked = form(**settings)
+        assert asked.library is not None
+        assert (asked.dtype, asked.quantization) == (torch.bfloat16, "none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dtype": "float32"}, "executor.dtype=float32: use bfloat16"),
+        ({"quantization": "int8-fast"}, "executor.quantization=int8-fast: use int8"),
+        ({"attention_backend": "reference"}, "executor.attention_backend=reference: use cpu"),
+    ],
+)
+def test_contradictions_are_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=f"executor.kernels=native contradicts {words}"):
+        ExecutorConfig.model_validate(settings | {"kernels": "native"})
+
+
+def test_the_packaged_model_is_computed_in_c_and_says_so() -> None:
+    library()
+    info = build_torch_executor(EngineConfig.model_validate({"cache": {"num_pages": 4}})).info()
+    assert (info.dtype, info.attention_backend, info.kernels) == ("bfloat16, weights int8", "native", "kernels in C")

@@ -1,0 +1,162 @@
+"""The decoder in C against the one in torch, on tiny random weights: whole, in pieces, with all parts models have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.attention.cpu import CpuBackend
+from engine.attention.native import NativeBackend
+from engine.executor.manual import ManualDriver
+from engine.executor.torch_executor import TorchExecutor
+from engine.models.decoder import Decoder
+from engine.models.llama import LlamaModel
+from engine.models.llama_config import LlamaConfig
+from engine.models.native_llama import NativeLlama, misfit
+from engine.models.quantized import Quantization
+from engine.models.weights import LlamaWeights
+from tests.engine.executor.tiny import CONFIG, tiny_weights
+from tests.engine.native.libraries import BOTH, library
+
+#: As tiny as the kernels take it.
+SMALL = dataclasses.replace(CONFIG, hidden_size=128, intermediate_size=192, num_heads=4, num_kv_heads=2, head_dim=32)
+PIECES = [[37], [16, 21], [1, 1, 33, 2]]
+
+
+def weights_of(config: LlamaConfig, dtype: torch.dtype = torch.bfloat16) -> LlamaWeights:
+    """The same numbers in any type: those that bfloat16 holds. Biases and head norms where `config` has them."""
+    weights = tiny_weights(config, seed=3)
+    generator = torch.Generator().manual_seed(4)
+
+    def vector(length: int) -> torch.Tensor:
+        return torch.randn(length, generator=generator) * 0.3
+
+    for layer in weights.layers:
+        # Small enough for values to stay near 1 through the layers.
+        for name in ("qkv", "attention_out", "gate_up", "down"):
+            setattr(layer, name, getattr(layer, name) * 0.3)
+        if config.qkv_bias:
+            layer.qkv_bias = vector(len(layer.qkv))
+            layer.attention_out_bias = vector(len(layer.attention_out))
+        if config.mlp_bias:
+            layer.gate_up_bias, layer.down_bias = vector(len(layer.gate_up)), vector(len(layer.down))
+        if config.qk_norm:
+            layer.q_norm, layer.k_norm = 1 + vector(config.head_dim), 1 + vector(config.head_dim)
+        for field in dataclasses.fields(layer):
+            if (tensor := getattr(layer, field.name)) is not None:
+                setattr(layer, field.name, tensor.bfloat16().to(dtype))
+    table = weights.embedding.bfloat16().to(dtype)
+    return dataclasses.replace(
+        weights, embedding=table, lm_head=table, final_norm=weights.final_norm.bfloat16().to(dtype)
+    )
+
+
+def native(config: LlamaConfig, *, tiles: bool = True, quantization: Quantization = "none") -> TorchExecutor:
+    kernels = library(tiles)
+    model: Decoder = NativeLlama(config, weights_of(config), kernels, quantization=quantization)
+    return TorchExecutor(
+        model, name="tiny", page_size=16, num_pages=64, attention=NativeBackend(kernels, windows=config.windows)
+    )
+
+
+def exact(config: LlamaConfig, quantization: Quantization = "none") -> TorchExecutor:
+    """The same weights in float32, activations too."""
+    model = LlamaModel(config, weights_of(config, torch.float32), quantization=quantization)
+    return TorchExecutor(model, name="tiny", page_size=16, num_pages=64, attention=CpuBackend(windows=config.windows))
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    return torch.randint(10, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def last_logits(executor: TorchExecutor, tokens: list[int], pieces: list[int]) -> torch.Tensor:
+    """Logits of the last token, after the prompt was computed in `pieces`."""
+    driver = ManualDriver(executor)
+    sequence = driver.add("r", tokens)
+    for piece in pieces[:-1]:
+        driver.step([(sequence, piece)])
+    return executor.forward(driver.batch([(sequence, pieces[-1])]), rows=[pieces[-1] - 1])[0]
+
+
+VARIANTS = {
+    "llama": SMALL,
+    "biases": dataclasses.replace(SMALL, qkv_bias=True, attention_out_bias=True, mlp_bias=True),
+    "head norms": dataclasses.replace(SMALL, qk_norm=True),
+    "windows": dataclasses.replace(SMALL, windows=(9, 0)),
+    "all heads their own": dataclasses.replace(SMALL, num_kv_heads=4),
+    "heads wider than hidden": dataclasses.replace(SMALL, head_dim=64),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_near_those_of_float32(tiles: bool, quantization: Quantization, variant: str) -> None:
+    config = VARIANTS[variant]
+    for pieces in PIECES:
+        want = last_logits(exact(config, quantization), prompt(37), pieces)
+        got = last_logits(native(config, tiles=tiles, quantization=quantization), prompt(37), pieces)
+        assert got.dtype is torch.float32
+        assert float((got - want).norm() / want.norm()) < 0.03
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_request_is_the_same_bits_alone_and_in_company(quantization: Quantization) -> None:
+    prompts = [prompt(n, seed=n) for n in (5, 16, 40, 61)]
+
+    def logits(company: list[list[int]]) -> list[torch.Tensor]:
+        """Of the last prompt token and of two decode steps, for the first of `company`."""
+        driver = ManualDriver(native(SMALL, quantization=quantization))
+        sequences = [driver.add(f"r{i}", tokens) for i, tokens in enumerate(company)]
+        found = []
+        for _ in range(3):
+            work = [(sequence, sequence.missing_len) for sequence in sequences]
+            found.append(driver.executor.forward(driver.batch(work), rows=[work[0][1] - 1])[0])
+            driver.step(work)
+        return found
+
+    for i, tokens in enumerate(prompts):
+        others = prompts[:i] + prompts[i + 1 :]
+        for one, other in zip(logits([tokens]), logits([tokens, *others]), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_rows_that_nobody_wants_cost_no_logits_and_write_the_same_cache() -> None:
+    executors = [native(SMALL) for _ in range(3)]
+    for executor, rows in zip(executors, ([], [3, 36], list(range(37))), strict=True):
+        driver = ManualDriver(executor)
+        got = executor.forward(driver.batch([(driver.add("r", prompt(37)), 37)]), rows=rows)
+        assert got.shape == (len(rows), SMALL.vocab_size)
+    first, *others = (executor.kv_cache for executor in executors)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_logits_of_one_step_outlive_the_next() -> None:
+    driver = ManualDriver(native(SMALL))
+    sequence = driver.add("r", prompt(20))
+    batch = driver.batch([(sequence, 20)])
+    first = driver.executor.forward(batch, rows=[19])
+    kept = first.clone()
+    driver.step([(sequence, 20)])
+    driver.executor.forward(driver.batch([(sequence, 1)]), rows=[0])
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "quantization", "words"),
+    [
+        ({}, "none", None),
+        ({}, "int8", None),
+        ({"hidden_size": 48}, "none", "hidden_size 48 is no multiple of 32"),
+        ({"hidden_size": 96}, "none", None),
+        ({"hidden_size": 96}, "int8", "hidden_size 96 is no multiple of 64"),
+        ({"intermediate_size": 200}, "none", "intermediate_size 200 is no multiple of 32"),
+        ({"head_dim": 8}, "none", "head_dim 8 is no multiple of 32"),
+        ({"num_heads": 3, "num_kv_heads": 1}, "int8", "attention width 96 is no multiple of 64"),
+        ({}, "int8-fast", "executor.quantization=int8-fast"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_told(change: dict[str, int], quantization: Quantization, words: str | None) -> None:
+    assert misfit(dataclasses.replace(SMALL, **change), quantization) == words

@@ -1,0 +1,32 @@
+"""The compiled kernels, for tests. Owns: one library with and one without matrix units, made once."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from engine.native.compiler import Build, NativeUnavailableError
+from engine.native.library import Library
+
+#: Both sets of kernels, where this processor has them.
+BOTH = pytest.mark.parametrize("tiles", [True, False], ids=["tiles", "no tiles"])
+
+
+@cache
+def _made(tiles: bool) -> Library | str:
+    try:
+        build = Build(tiles=tiles)
+        return Library(build.wait(), has_tiles=build.has_tiles)
+    except NativeUnavailableError as error:
+        return str(error)
+
+
+def library(tiles: bool = True) -> Library:
+    """The kernels; skips the test where there can be none, or none with matrix units."""
+    made = _made(tiles)
+    if isinstance(made, str):
+        pytest.skip(made)
+    if tiles and not made.has_tiles:
+        pytest.skip("this processor has no matrix units")
+    return made

@@ -1,0 +1,134 @@
+"""The compiler: a library is made once, kept, made anew when it must be; what is missing is said in words."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.native import compiler
+from engine.native.compiler import Build, NativeUnavailableError
+from engine.native.library import Library
+from tests.engine.native.libraries import library
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of its own, on a processor that has what it takes."""
+    library(tiles=False)  # skips where it does not
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path / "admitscope"
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_library_is_made_once_and_kept_for_its_owner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Build().wait()
+    assert path.parent == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    made = path.stat().st_mtime_ns
+    monkeypatch.setattr(compiler.subprocess, "Popen", None)  # whoever calls it fails
+    assert Build().wait() == path
+    assert path.stat().st_mtime_ns == made
+    assert [entry.name for entry in folder.iterdir()] == [path.name]
+    Library(path, has_tiles=False)
+
+
+def test_with_and_without_matrix_units_are_two_libraries() -> None:
+    if not compiler.may_use_tiles():
+        pytest.skip("this processor has no matrix units")
+    with_tiles, without = Build(), Build(tiles=False)
+    assert (with_tiles.has_tiles, without.has_tiles) == (True, False)
+    assert with_tiles.wait() != without.wait()
+
+
+def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = Build().wait()
+    sources = tmp_path / "kernels"
+    sources.mkdir()
+    for path in compiler._SOURCES.iterdir():
+        (sources / path.name).write_bytes(path.read_bytes() + b"\n/* changed */\n")
+    monkeypatch.setattr(compiler, "_SOURCES", sources)
+    assert Build().wait() != first
+
+
+def test_two_that_start_at_once_both_get_it(folder: Path) -> None:
+    builds = [Build() for _ in range(3)]
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda build=build: paths.append(build.wait())) for build in builds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(paths)) == 1
+    assert len(paths) == 3
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", script(tmp_path / "cc", "echo 'no space left' >&2; exit 1"))
+    with pytest.raises(NativeUnavailableError, match="the C compiler failed: no space left"):
+        Build().wait()
+    assert not list(folder.iterdir())
+
+
+def test_a_compiler_that_hangs_is_given_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", script(tmp_path / "cc", "exec sleep 60"))
+    monkeypatch.setattr(compiler, "_TIMEOUT_S", 0.2)
+    with pytest.raises(NativeUnavailableError, match="longer than 0 s"):
+        Build().wait()
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("named", ["/nowhere/cc", "no-such-compiler -O2"])
+def test_a_compiler_that_is_not_there(named: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("CC", named)
+    with pytest.raises(NativeUnavailableError, match="cannot be compiled"):
+        Build()
+    assert not list(folder.iterdir())
+
+
+def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
+    with pytest.raises(NativeUnavailableError, match="there is no C compiler"):
+        Build()
+
+
+def test_a_cache_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write_text("a file where the folder should be")
+    with pytest.raises(NativeUnavailableError, match="cannot be compiled into"):
+        Build()
+
+
+def test_a_processor_without_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "processor_flags", lambda: frozenset({"avx512f", "avx512bw", "avx2"}))
+    with pytest.raises(NativeUnavailableError, match="has no avx512dq, avx512vl, avx512_bf16, avx512_vnni"):
+        Build()
+
+
+def test_flags_of_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    facts = tmp_path / "cpuinfo"
+    facts.write_text("model name\t: x\nflags\t\t: fpu avx2\nbugs\t\t:\nflags\t\t: other\n")
+    monkeypatch.setattr(compiler, "_CPU_FACTS", facts)
+    read = compiler.processor_flags.__wrapped__
+    assert read() == {"fpu", "avx2"}
+    facts.unlink()
+    assert read() == frozenset()
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "aarch64")
+    assert read() == frozenset()
+
+
+def test_a_library_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "broken.so").write_bytes(os.urandom(100))
+    with pytest.raises(NativeUnavailableError, match=r"broken\.so cannot be used"):
+        Library(tmp_path / "broken.so", has_tiles=False)
