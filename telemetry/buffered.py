@@ -27,13 +27,13 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from engine.events import AnyEvent, EventSink, StepPlanned
+from telemetry.error_log import ErrorLog
 from telemetry.pacing import TURN_S, Bell, ForwardWindow, Turns
 
 _LOG: Final = logging.getLogger("admitscope.telemetry")
 
 CAPACITY: Final = 65_536
 PERIOD_S: Final = 0.05
-LOG_EVERY_S: Final = 10.0
 #: Longest stretch of work between two breaks, and the break.
 SLICE_NS: Final = 400_000
 BREAK_S: Final = 0.000_1
@@ -88,29 +88,6 @@ class SinkStats(msgspec.Struct, frozen=True):
     last_error: str = ""
 
 
-class ErrorLog:
-    """Counts the errors of one component and logs them at most every `every_s` seconds, with what was left out."""
-
-    def __init__(self, component: str, *, every_s: float = LOG_EVERY_S) -> None:
-        self.component = component
-        self.count = 0
-        self.last = ""
-        self._every_s = every_s
-        self._silent_until = 0.0
-        self._unlogged = 0
-
-    def record(self, error: BaseException, doing: str) -> None:
-        """One more error. `doing` says what was attempted, without any payload."""
-        self.count += 1
-        self.last = f"{type(error).__name__}: {error}"
-        now = time.monotonic()
-        if now < self._silent_until:
-            self._unlogged += 1
-            return
-        also, self._unlogged, self._silent_until = self._unlogged, 0, now + self._every_s
-        _LOG.error("%s failed while %s (%s); %d more since the last report", self.component, doing, self.last, also)
-
-
 _TURNS: Final = Turns()
 
 
@@ -123,16 +100,24 @@ class BufferedSink:
 
     component  name in counters and logs (`journal`, `spans`, …)
     capacity   events that may wait; beyond it the newest is dropped
+    batch      events that are taken at once: as many as the listener does in a part of a slice
     """
 
     def __init__(
-        self, sink: EventSink, component: str, *, capacity: int = CAPACITY, period_s: float = PERIOD_S
+        self,
+        sink: EventSink,
+        component: str,
+        *,
+        capacity: int = CAPACITY,
+        period_s: float = PERIOD_S,
+        batch: int = _BATCH,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; a queue holds at least 1 event")
         self._sink = sink
         self._capacity = capacity
         self._period_s = period_s
+        self._batch = batch
         self._queue: deque[AnyEvent] = deque()
         #: (events delivered before it, what to do then), in that order.
         self._calls: deque[tuple[int, Callable[[], object]]] = deque()
@@ -342,7 +327,7 @@ class BufferedSink:
                 waits = self.forward.wait(self._count_accepted, self._period_s)
                 began = time.perf_counter_ns()
             # A call that comes after this look comes after all that wait by now.
-            most = min(waiting, _BATCH)
+            most = min(waiting, self._batch)
             if self._calls:
                 most = min(most, self._run_calls())
             if not most:
@@ -367,7 +352,7 @@ class BufferedSink:
                 return due - self._delivered
             calls.popleft()
             self._guard(action, "running what was asked for in between")
-        return _BATCH
+        return self._batch
 
     def _emit(self, events: Sequence[AnyEvent]) -> None:
         for event in events:

@@ -25,8 +25,8 @@ from invariants.checker import InvariantChecker
 from invariants.modes import OnViolation
 from invariants.violation import InvariantViolation, Violation
 from telemetry.auditor import Auditor
-from telemetry.buffered import LOG_EVERY_S
 from telemetry.checker_settings import CheckerConfig
+from telemetry.error_log import LOG_EVERY_S
 from telemetry.evidence import FOLDER, EvidenceRecorder
 from telemetry.evidence_bundle import Picture
 from telemetry.isolation import IsolatedSink

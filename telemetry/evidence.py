@@ -23,7 +23,7 @@ from engine.clock import Clock
 from engine.events import AnyEvent, EngineStarted
 from engine.kvcache.snapshot import SchedulerSnapshot
 from invariants.violation import Violation
-from telemetry.buffered import ErrorLog
+from telemetry.error_log import ErrorLog
 from telemetry.evidence_bundle import (
     SNAPSHOT_FILE,
     VIOLATION_FILE,

@@ -8,7 +8,7 @@ replay, and the hash, which covers every event before folding, shows that it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -118,6 +118,13 @@ class EventHash:
         self._hash.update(encoded)
         self._hash.update(b"\n")
         self.events += 1
+
+    def add_all(self, encoded: Sequence[bytes]) -> None:
+        """Several, in order: one long update, which leaves the interpreter to others meanwhile."""
+        if encoded:
+            self._hash.update(b"\n".join(encoded))
+            self._hash.update(b"\n")
+            self.events += len(encoded)
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()

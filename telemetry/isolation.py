@@ -12,7 +12,8 @@ from operator import length_hint
 from typing import Protocol, runtime_checkable
 
 from engine.events import AnyEvent, EventSink
-from telemetry.buffered import Closable, ErrorLog, Flushable, SinkStats
+from telemetry.buffered import Closable, Flushable, SinkStats
+from telemetry.error_log import ErrorLog
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ Failures  a write that fails (disk full) is cut off at the last whole line, rais
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,15 @@ from pydantic import JsonValue
 
 from engine.clock import Clock, MonotonicClock
 from engine.errors import AdmitscopeError
-from engine.events import SCHEMA_VERSION, AnyEvent, EngineStarted, ResponseSent, StepCompleted
+from engine.events import (
+    SCHEMA_VERSION,
+    AdmissionDecided,
+    AnyEvent,
+    EngineStarted,
+    RequestTransitioned,
+    ResponseSent,
+    StepCompleted,
+)
 from telemetry.folding import EventHash, RefusalFolder
 from telemetry.schema import LineUnion, encode
 from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord
@@ -37,6 +46,8 @@ BATCH_RECORDS: Final = 256
 BATCH_NS: Final = 50_000_000
 CHECKPOINT_STEPS: Final = 256
 MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
+#: What `RefusalFolder` has something to say about.
+_FOLDED: Final = frozenset({AdmissionDecided, RequestTransitioned})
 
 
 class JournalError(AdmitscopeError):
@@ -81,6 +92,8 @@ class JournalSink:
         self._encoder = msgspec.json.Encoder()
         self._folder = RefusalFolder()
         self._hash = EventHash()
+        #: Encoded events that the hash lacks; none between two calls.
+        self._unhashed: list[bytes] = []
         self._lines: list[bytes] = []
         self._pending = bytearray()
         self._file: _SegmentFile | None = None
@@ -103,12 +116,20 @@ class JournalSink:
 
     def emit(self, event: AnyEvent) -> None:
         """Take one event; writes when a batch is due. Raises OSError when writing fails, JournalError when misused."""
+        self.take((event,))
+
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        """Take several. What it raises, it raises once it has them all."""
+        if not events:
+            return
         if self._closed:
-            raise JournalError(f"{self.path}: event {event.seq} came after close")
+            raise JournalError(f"{self.path}: event {events[0].seq} came after close")
         if self._header is None:
-            self._open(event)
+            self._open(events[0])
         if len(self._pending) < self._max_pending:
-            self._take(event)
+            for event in events:
+                self._take(event)
+            self._hash_up()
         if len(self._lines) >= BATCH_RECORDS or self._clock.now_ns() - self._last_flush_ns >= BATCH_NS:
             self.flush()
 
@@ -160,16 +181,22 @@ class JournalSink:
             self._line(missing)
         self._next_seq = event.seq + 1
         self._last_step = event.step
-        encoded = self._encoder.encode(event)
-        if not isinstance(event, ResponseSent):
-            self._hash.add(encoded)
-        folded, written = self._folder.push(event) if self._source is None else (None, True)
-        if folded is not None:
-            self._line(folded)
-        if written:
-            self._lines.append(encoded)
-        if isinstance(event, StepCompleted) and event.step - self._last_checkpoint_step >= self._checkpoint_steps:
+        encoded, kind = self._encoder.encode(event), type(event)
+        if kind is not ResponseSent:
+            self._unhashed.append(encoded)
+        if kind in _FOLDED and self._source is None:
+            folded, written = self._folder.push(event)
+            if folded is not None:
+                self._line(folded)
+            if not written:
+                return
+        self._lines.append(encoded)
+        if kind is StepCompleted and event.step - self._last_checkpoint_step >= self._checkpoint_steps:
             self._checkpoint()
+
+    def _hash_up(self) -> None:
+        self._hash.add_all(self._unhashed)
+        self._unhashed.clear()
 
     def _write(self, file: _SegmentFile) -> None:
         if self._lines:
@@ -183,6 +210,7 @@ class JournalSink:
         self._lines.append(encode(record))
 
     def _checkpoint(self) -> None:
+        self._hash_up()
         for line in self._folder.flush():
             self._line(line)
         checkpoint = CheckpointRecord(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,9 +37,13 @@ class CappedJournal:
 
     def emit(self, event: AnyEvent) -> None:
         """Record one event, unless the journal is full. Raises OSError when writing fails."""
+        self.take((event,))
+
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        """Record several; the same."""
         if self.is_full:
             return
-        self._sink.emit(event)
+        self._sink.take(events)
         if self._sink.segment >= self._max_segments:
             self.is_full = True
             self._sink.close()

@@ -37,6 +37,8 @@ from telemetry.spans.sink import SpanSink
 CATCH_UP_S: Final = 0.1
 #: Longest that the end waits for each file to be written, as long as it grows.
 WRITE_OUT_S: Final = 60.0
+#: Events that the journal encodes at once, which is quick: about a step's.
+JOURNAL_BATCH: Final = 32
 
 
 class Listeners:
@@ -93,7 +95,7 @@ class Listeners:
             self.checking.listeners.append(self._span_sink.note_violation)
         if self.checking.is_beside:
             shared.insert(1, ("checker", checker))
-        disks = [] if journal is None else [BufferedSink(journal, "journal")]
+        disks = [] if journal is None else [BufferedSink(journal, "journal", batch=JOURNAL_BATCH)]
         if command.parquet is not None:
             from telemetry.export.parquet_sink import ParquetSink, parquet_folder
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from telemetry.buffered import ErrorLog
+from telemetry.error_log import ErrorLog
 from telemetry.sglang.facts import AnyFact
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ import pytest
 
 from engine.events import AnyEvent, RecordingSink
 from telemetry import buffered
-from telemetry.buffered import BufferedSink, ErrorLog
+from telemetry.buffered import BufferedSink
+from telemetry.error_log import ErrorLog
 from telemetry.isolation import IsolatedSink
 from telemetry.journal import JournalSink
 from telemetry.journal_reader import JournalReader

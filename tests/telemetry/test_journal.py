@@ -69,6 +69,20 @@ def test_the_checkpoint_hash_can_be_computed_by_hand(numbered: Any, tmp_path: Pa
     assert (checkpoint.hash, checkpoint.events) == (by_hand.hexdigest(), len(core))
 
 
+@pytest.mark.parametrize("size", [2, 3, 7, 1_000])
+def test_events_taken_together_are_written_as_one_by_one(maker: Any, tmp_path: Path, size: int) -> None:
+    """Folds, checkpoints, their hashes and gaps included."""
+    numbered = maker()
+    events = [*a_run(numbered, 9), numbered.sent("a", 9)]
+    del events[11]  # one never came
+    write(tmp_path / "one.jsonl", events, checkpoint_steps=2)
+    together = JournalSink(tmp_path / "many.jsonl", checkpoint_steps=2)
+    for at in range(0, len(events), size):
+        together.take(events[at : at + size])
+    together.close()
+    assert (tmp_path / "many.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+
+
 def test_checkpoints_come_every_so_many_steps_and_flush_folds(numbered: Any, tmp_path: Path) -> None:
     write(tmp_path / "run.jsonl", a_run(numbered, 10), checkpoint_steps=4)
     records = list(JournalReader(tmp_path / "run.jsonl").records())
