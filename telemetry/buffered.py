@@ -39,10 +39,11 @@ SLICE_NS: Final = 400_000
 BREAK_S: Final = 0.000_1
 #: What the engine thread gives away at a plan when a worker cannot follow.
 GIVE_WAY_S: Final = 0.001
-#: Events taken at once, and those for which a plan rings; fewer wait for the period. A ring for every step costs the
-#: worker half as much again, and a long queue costs the engine thread memory that is not in any cache.
+#: Events taken at once, and those for which a plan rings; fewer wait for the period. A worker is in the way of the
+#: engine's caches in every step beside which it works: it costs the engine half as much to work longer, but as seldom as
+#: the period allows. Where more come in a period, a longer queue would cost memory that is in no cache.
 _BATCH: Final = 8
-_WORTH_A_RING: Final = 96
+_WORTH_A_RING: Final = 512
 #: As many waiting events are no delay but a backlog: no more breaks.
 _BACKLOG: Final = 4_096
 #: How often a close that takes long says what is left, and looks how far it is.

@@ -96,8 +96,10 @@ def test_a_plan_rings_for_the_worker_once_enough_wait(numbered: Any) -> None:
             heard.set()
 
     sink = BufferedSink(Heard(), "metrics", period_s=LONG_S)
-    for step in range(100):
+    for step in range(buffered._WORTH_A_RING):
         sink.emit(numbered.planned(step))
+    assert not heard.wait(0.05), "fewer wait for the period"
+    sink.emit(numbered.planned(1_000))
     assert heard.wait(30), "the period is long: nothing but a ring wakes the worker"
     assert sink.close()
 
@@ -119,9 +121,9 @@ def test_above_half_the_capacity_a_plan_gives_way_unless_the_worker_stands(
             assert go_on.wait(30)
 
     monkeypatch.setattr(buffered.time, "sleep", noted)
-    sink = BufferedSink(Standing(), "metrics", capacity=400, period_s=LONG_S)
+    sink = BufferedSink(Standing(), "metrics", capacity=2 * buffered._WORTH_A_RING, period_s=LONG_S)
     sink._delivered = 7  # the worker has moved since the engine gave way last
-    for step in range(300):
+    for step in range(buffered._WORTH_A_RING + 100):
         sink.emit(numbered.planned(step))
     assert slept == [buffered.GIVE_WAY_S], "once: after that the worker has not moved"
     go_on.set()
