@@ -40,8 +40,8 @@ BREAK_S: Final = 0.000_1
 #: What the engine thread gives away at a plan when a worker cannot follow.
 GIVE_WAY_S: Final = 0.001
 #: Events taken at once, and those for which a plan rings; fewer wait for the period. A worker is in the way of the
-#: engine's caches in every step beside which it works: it costs the engine half as much to work longer, but as seldom as
-#: the period allows. Where more come in a period, a longer queue would cost memory that is in no cache.
+#: engine's caches in every step beside which it works: to work longer, but as seldom as the period allows, costs the
+#: engine half as much. Where more come in a period, a longer queue would cost memory that is in no cache.
 _BATCH: Final = 8
 _WORTH_A_RING: Final = 512
 #: As many waiting events are no delay but a backlog: no more breaks.
