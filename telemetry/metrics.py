@@ -9,8 +9,8 @@ others count (checker, sinks) is asked for at scrape time, by `telemetry.exposit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
 
 from engine.clock import Clock
 from engine.config import EngineConfig
@@ -18,7 +18,6 @@ from engine.events import (
     AdmissionDecided,
     AnyEvent,
     EngineStarted,
-    LockChanged,
     PagesMoved,
     RequestArrived,
     RequestTransitioned,
@@ -116,6 +115,16 @@ class MetricsSink(RequestMetrics):
         self._chunk_cell = at["chunk_tokens", ""]
         self._position_cells = {reason: at["chunk_forward_seconds", value] for reason, value in POSITION_OF.items()}
         self._passed_cell = at["times_passed_over_max", ""]
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            EngineStarted: self._started,
+            RequestArrived: self._arrived,
+            RequestTransitioned: self._transitioned,
+            AdmissionDecided: self._decided,
+            StepPlanned: self._planned,
+            StepCompleted: self._completed,
+            PagesMoved: self._moved,
+            ResponseSent: self._responded,
+        }
         #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
         self.oldest_waiting_ns: int | None = None
 
@@ -144,35 +153,23 @@ class MetricsSink(RequestMetrics):
 
     def emit(self, event: AnyEvent) -> None:
         """Count one event."""
-        if event.seq != self._next_seq:
-            self.has_gaps |= event.seq > self._next_seq
-        self._next_seq = event.seq + 1
-        timeline = self._timeline
-        if isinstance(event, PagesMoved):
-            self._moved(event)
-        elif isinstance(event, LockChanged):
-            pass
-        elif isinstance(event, RequestTransitioned):
-            timeline.transitioned(event)
-            self._transitioned(event)
-        elif isinstance(event, AdmissionDecided):
-            self._decided(event)
-            timeline.decided(event)
-        elif isinstance(event, StepPlanned):
-            timeline.planned(event)
-            self._planned(event)
-        elif isinstance(event, StepCompleted):
-            self._note_step(event)
-            timeline.completed(event)
-            self._completed(event)
-        elif isinstance(event, RequestArrived):
-            timeline.arrived(event)
-            self._arrived(event)
-        elif isinstance(event, ResponseSent):
-            timeline.responded(event)
-            self._publish(event.t_ns)
-        elif isinstance(event, EngineStarted):
-            self._started(event)
+        self.feed((event,))
+
+    def feed(self, events: Iterable[AnyEvent]) -> None:
+        """Count several. Raises what one of them raises."""
+        handlers = self._handlers
+        for event in events:
+            seq = event.seq
+            if seq != self._next_seq:
+                self.has_gaps |= seq > self._next_seq
+            self._next_seq = seq + 1
+            handle = handlers.get(type(event))
+            if handle is not None:
+                handle(event)
+
+    def _responded(self, event: ResponseSent) -> None:
+        self._timeline.responded(event)
+        self._publish(event.t_ns)
 
     def _set(self, name: str, value: int, label: str = "") -> None:
         self._books.cells[self._books.at[name, label]] = value
@@ -204,6 +201,7 @@ class MetricsSink(RequestMetrics):
         self._publish(event.t_ns)
 
     def _arrived(self, event: RequestArrived) -> None:
+        self._timeline.arrived(event)
         if self._idle_since_ns is not None:
             self._add("idle_seconds_total", max(event.t_ns - self._idle_since_ns, 0))
             self._idle_since_ns = None
@@ -214,6 +212,7 @@ class MetricsSink(RequestMetrics):
         self._books.cells[self._waiting_tokens_cell] += tokens
 
     def _transitioned(self, event: RequestTransitioned) -> None:
+        self._timeline.transitioned(event)
         if event.target is FINISHED:
             if event.source is WAITING:
                 # It leaves between two steps, and the next plan may be long in coming.
@@ -222,6 +221,7 @@ class MetricsSink(RequestMetrics):
                 self._publish(event.t_ns)
 
     def _decided(self, event: AdmissionDecided) -> None:
+        self._timeline.decided(event)
         books = self._books
         books.cells[self._reason_cells[event.reason]] += 1
         for overdraft in event.overdrafts:
@@ -241,6 +241,7 @@ class MetricsSink(RequestMetrics):
             self._add("clipped_tokens_total", clipped, "chunk")
 
     def _planned(self, event: StepPlanned) -> None:
+        self._timeline.planned(event)
         self._plan = event
         if event.pass_end is not None:
             self._books.cells[self._passed_cell], self._passed_over = self._passed_over, 0
@@ -287,6 +288,8 @@ class MetricsSink(RequestMetrics):
         self._books.cells[at : at + len(KV_STATES)] = pages
 
     def _completed(self, event: StepCompleted) -> None:
+        self._note_step(event)
+        self._timeline.completed(event)
         times, plan, books = event.times, self._plan, self._books
         cell = self._step_cells[event.kind]
         books.cells[cell.steps] += 1

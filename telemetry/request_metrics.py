@@ -14,6 +14,8 @@ from telemetry.timeline import TimelineTracker
 
 _BY_NAME: Final = {metric.name: metric for metric in CATALOG}
 _FAILED_PART: Final = _BY_NAME["time_per_output_token_seconds"].parts.index(FAILED)
+#: Cells of one part of a family.
+_CHILD: Final = {name: metric.child for name, metric in _BY_NAME.items()}
 _SUCCESS: Final = frozenset({"stop", "length"})
 
 
@@ -45,7 +47,7 @@ class RequestMetrics:
         self._books.add(self._books.at[name, label], amount)
 
     def _observe(self, name: str, value: int, label: str = "", part: int = 0) -> None:
-        self._books.observe(self._books.at[name, label] + part * _BY_NAME[name].child, value)
+        self._books.observe(self._books.at[name, label] + part * _CHILD[name], value)
 
     def on_admitted(self, request: RequestTimeline) -> None:
         books, (found, computed) = self._books, self._prompt_cells
@@ -72,7 +74,7 @@ class RequestMetrics:
         name = "time_to_first_token_seconds"
         self._observe(name, ttft_ns, part=part)
         if self.exemplars is not None:
-            bucket = self._books.bucket(self._books.at[name, ""] + part * _BY_NAME[name].child, ttft_ns)
+            bucket = self._books.bucket(self._books.at[name, ""] + part * _CHILD[name], ttft_ns)
             self.exemplars.note(bucket, request, ttft_ns, request.cursor_ns, late=ttft_ns > self._ttft_ns)
         for at, cell in enumerate(self._part_cells):
             self._books.observe(cell, request.parts[at])
