@@ -1,7 +1,10 @@
-"""NativeBackend. Owns: attention of a CPU whose decode rows read K/V where they lie, by a kernel in C.
+"""NativeBackend. Owns: attention of a CPU by kernels in C, which read K/V where they lie.
 
 A decode row costs what reading its context once costs: nothing is gathered, and no row waits for a longer one. Prompt
-pieces go the way of CpuBackend.
+pieces are computed on matrix units, where the processor has them; else they go the way of CpuBackend.
+
+What a row computes depends on itself alone: bits are the same alone and in company, and on matrix units those of a
+prompt are the same whole and in pieces of two or more rows.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.attention.cpu import CpuBackend, binding_windows
 from engine.attention.metadata import I32, PagedMetadata
-from engine.native.library import CUT, Decode, Library
+from engine.native.library import COLUMNS, CUT, MOST_DIM, STEP, Decode, Library, Prefill
 
 
 class NativeBackend:
@@ -26,67 +29,85 @@ class NativeBackend:
 
     name = "native"
 
-    def __init__(self, library: Library, *, windows: tuple[int, ...] = ()) -> None:
+    def __init__(self, library: Library, *, head_dim: int, windows: tuple[int, ...] = ()) -> None:
         self._library = library
         self._windows = windows
-        self._pieces = CpuBackend(dtype=torch.bfloat16, windows=windows)
-        self._has_pieces = False
-        #: Decode rows of this step: those that see everything, and by window, where it hides something.
-        self._full: _Decodes | None = None
-        self._windowed: dict[int, _Decodes] = {}
-        self._partial = torch.empty(0)
+        self._has_prefill = library.has_tiles and head_dim <= MOST_DIM
+        self._torchs = CpuBackend(dtype=torch.bfloat16, windows=windows)
+        self._is_torchs = False
+        #: Work of this step: for layers that see everything, and by window, where it hides something.
+        self._full: list[_Decodes | _Pieces] = []
+        self._windowed: dict[int, list[_Decodes | _Pieces]] = {}
+        self._memory = _Memory()
 
     def prepare(self, metadata: PagedMetadata) -> None:
-        """Cut the contexts of decode rows into parts; see CpuBackend for prompt pieces."""
-        rows = np.flatnonzero(metadata.qo_lens == 1)
-        self._full, self._windowed = None, {}
+        """Cut contexts and prompt pieces into tasks."""
+        lens = metadata.qo_lens
+        rows, pieces = np.flatnonzero(lens == 1), np.flatnonzero(lens > 1)
+        self._is_torchs = bool(len(pieces)) and not (self._has_prefill and metadata.causal)
+        if self._is_torchs:
+            self._torchs.prepare(metadata, only_pieces=True)
+            pieces = pieces[:0]
+        self._full = self._work(metadata, rows, pieces, 0)
+        self._windowed = {
+            window: self._work(metadata, rows, pieces, window) for window in binding_windows(self._windows, metadata)
+        }
+
+    def _work(
+        self, metadata: PagedMetadata, rows: NDArray[np.int64], pieces: NDArray[np.int64], window: int
+    ) -> list[_Decodes | _Pieces]:
+        work: list[_Decodes | _Pieces] = []
         if len(rows):
-            self._full = _Decodes(metadata, rows, window=0)
-            self._windowed = {
-                window: _Decodes(metadata, rows, window=window) for window in binding_windows(self._windows, metadata)
-            }
-        self._has_pieces = len(rows) < metadata.batch_size
-        if self._has_pieces:
-            self._pieces.prepare(metadata, only_pieces=True)
+            work.append(_Decodes(self._library, metadata, rows, window))
+        if len(pieces):
+            work.append(_Pieces(self._library, metadata, pieces, window))
+        return work
 
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layer: int) -> torch.Tensor:
         """Attention of every row: q [R, Hq, D], caches [num_pages, page_size, Hkv, D] -> [R, Hq, D]."""
         out = torch.empty(q.shape, dtype=q.dtype)
-        decodes = self._windowed.get(self._windows[layer], self._full) if self._windowed else self._full
-        if decodes is not None:
-            self._library.decode_attention(self._call(decodes, q, k_cache, v_cache, out))
-        if self._has_pieces:
-            self._pieces.run_pieces(q, k_cache, v_cache, layer, out)
+        for work in self._windowed.get(self._windows[layer], self._full) if self._windowed else self._full:
+            if not work.call.q_heads:
+                work.suit(self._memory, q, k_cache.shape[2])
+            work.call.q, work.call.out = q.data_ptr(), out.data_ptr()
+            work.call.k, work.call.v = k_cache.data_ptr(), v_cache.data_ptr()
+            work.run(work.argument)
+        if self._is_torchs:
+            self._torchs.run_pieces(q, k_cache, v_cache, layer, out)
         return out
 
-    def _call(
-        self, decodes: _Decodes, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
-    ) -> Any:
-        """The argument of the kernel: of one layer only q, K/V and the place of the result are new."""
-        call = decodes.call
-        if not call.q_heads:
-            _, heads, dim = q.shape
-            partial = len(decodes.parts) * heads * (dim + 2)
-            if len(self._partial) < partial:
-                with torch.inference_mode(False):  # memory made within that mode cannot be written outside
-                    self._partial = torch.empty(partial)
-            call.partial = self._partial.data_ptr()
-            call.q_stride, call.out_stride = q.stride(0), heads * dim
-            call.q_heads, call.kv_heads, call.dim = heads, k_cache.shape[2], dim
-            call.scale, call.threads = dim**-0.5, torch.get_num_threads()
-        call.q, call.out = q.data_ptr(), out.data_ptr()
-        call.k, call.v = k_cache.data_ptr(), v_cache.data_ptr()
-        return ctypes.byref(call)
+
+class _Memory:
+    """Memory that kernels leave things in between their parts, for all layers."""
+
+    def __init__(self) -> None:
+        self._floats = torch.empty(0)
+        self._layouts = torch.empty(0, dtype=torch.bfloat16)
+
+    def floats(self, count: int) -> int:
+        """A pointer to `count` float32."""
+        if len(self._floats) < count:
+            with torch.inference_mode(False):  # memory made within that mode cannot be written outside
+                self._floats = torch.empty(count)
+        return self._floats.data_ptr()
+
+    def layouts(self, count: int) -> tuple[int, int]:
+        """Pointers to twice `count` bfloat16."""
+        if len(self._layouts) < 2 * count:
+            with torch.inference_mode(False):
+                self._layouts = torch.empty(2 * count, dtype=torch.bfloat16)
+        return self._layouts.data_ptr(), self._layouts[count:].data_ptr()
 
 
 class _Decodes:
-    """Decode rows of one step, for layers of the same window, and the call of the kernel for them.
+    """Decode rows of one step, for layers of the same window, and the kernel's argument.
 
     parts   [P, 6] int32: row, first page id, first position, end, number of the part, parts of the row
     """
 
-    def __init__(self, metadata: PagedMetadata, members: NDArray[np.int64], *, window: int) -> None:
+    def __init__(self, library: Library, metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> None:
         """`members`: indices of the requests with one row. A row is cut by what it sees alone."""
+        self.run = library.decode_attention
         self.parts = _parts(metadata, members, window)
         self._page_ids = np.ascontiguousarray(metadata.kv_indices)
         self.call = Decode(
@@ -95,18 +116,86 @@ class _Decodes:
             num_parts=len(self.parts),
             page_size=metadata.page_size,
         )
+        self.argument = ctypes.byref(self.call)
+
+    def suit(self, memory: _Memory, q: torch.Tensor, kv_heads: int) -> None:
+        """What is known from the first layer on."""
+        self.call.partial = memory.floats(len(self.parts) * q.shape[1] * (q.shape[2] + 2))
+        _fill_in(self.call, q, kv_heads)
+
+
+class _Pieces:
+    """Prompt pieces of one step, for layers of the same window, and the kernel's argument.
+
+    pieces    [n, 8] int32, see `Piece` of kernels/prefill.c
+    layouts   [L, 3] int32: piece, 0, block of tokens
+    """
+
+    def __init__(self, library: Library, metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> None:
+        """`members`: indices of the requests with more rows than one."""
+        self.run = library.prefill_attention
+        rows, length = metadata.qo_lens[members], metadata.seq_lens[members]
+        prefix = length - rows
+        first = np.maximum(prefix - window + 1, 0) // STEP * STEP if window else np.zeros_like(rows)
+        padded = -(-(length - first) // STEP) * STEP
+        ends = np.cumsum(padded)
+        self.pieces = np.ascontiguousarray(
+            np.stack(
+                (
+                    metadata.qo_indptr[members], rows, prefix, length,
+                    metadata.kv_indptr[members], first, padded, ends - padded,
+                ),
+                axis=1,
+            ),
+            dtype=np.int32,
+        )  # fmt: skip
+        self._tokens = int(ends[-1])
+        piece, block = _numbered(padded // STEP)
+        self.layouts = np.stack((piece, np.zeros_like(piece), block), axis=1).astype(np.int32)
+        self._items: I32 = np.empty((0, 3), dtype=np.int32)
+        self._page_ids = np.ascontiguousarray(metadata.kv_indices)
+        self.call = Prefill(
+            page_ids=self._page_ids.ctypes.data,
+            pieces=self.pieces.ctypes.data,
+            layouts=self.layouts.ctypes.data,
+            num_layouts=len(self.layouts),
+            page_size=metadata.page_size,
+            window=window,
+        )
+        self.argument = ctypes.byref(self.call)
+
+    def suit(self, memory: _Memory, q: torch.Tensor, kv_heads: int) -> None:
+        """What is known from the first layer on."""
+        heads, dim = q.shape[1:]
+        piece, block = _numbered(np.repeat(-(-self.pieces[:, 1] * (heads // kv_heads) // COLUMNS), kv_heads))
+        self._items = np.stack((piece // kv_heads, piece % kv_heads, block), axis=1).astype(np.int32)
+        self.call.items, self.call.num_items = self._items.ctypes.data, len(self._items)
+        self.call.laid_k, self.call.laid_v = memory.layouts(self._tokens * kv_heads * dim)
+        _fill_in(self.call, q, kv_heads)
+
+
+def _fill_in(call: Any, q: torch.Tensor, kv_heads: int) -> None:
+    """What the arguments of both kernels have of q [R, Hq, D]."""
+    _, heads, dim = q.shape
+    call.q_stride, call.out_stride = q.stride(0), heads * dim
+    call.q_heads, call.kv_heads, call.dim = heads, kv_heads, dim
+    call.scale, call.threads = dim**-0.5, torch.get_num_threads()
+
+
+def _numbered(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For `counts` [n] things each: whose each is, and its number among them."""
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.arange(len(counts)), counts), number
 
 
 def _parts(metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> I32:
     ends = metadata.seq_lens[members]
     firsts = ends - np.minimum(ends, window) if window else np.zeros_like(ends)
     counts = -(-(ends - firsts) // CUT)
-    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    whose, number = _numbered(counts)
     parts = np.empty((len(number), 6), dtype=np.int32)
-    parts[:, 0] = np.repeat(metadata.qo_indptr[members], counts)
-    parts[:, 1] = np.repeat(metadata.kv_indptr[members], counts)
-    parts[:, 2] = np.repeat(firsts, counts) + number * CUT
-    parts[:, 3] = np.minimum(parts[:, 2] + CUT, np.repeat(ends, counts))
-    parts[:, 4] = number
-    parts[:, 5] = np.repeat(counts, counts)
+    parts[:, 0], parts[:, 1] = metadata.qo_indptr[members][whose], metadata.kv_indptr[members][whose]
+    parts[:, 2] = firsts[whose] + number * CUT
+    parts[:, 3] = np.minimum(parts[:, 2] + CUT, ends[whose])
+    parts[:, 4], parts[:, 5] = number, counts[whose]
     return parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,11 @@ class CpuFormChoice:
             self._build = Build()
         except NativeUnavailableError as error:
             self._missing(str(error))
+            return
+        # Threads of torch's own operations wait for more by turning in circles, for milliseconds, on the cores that the
+        # kernels' threads need by then. Read once, when torch is imported; both names are of GNU's OpenMP.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
     def form(self) -> CpuForm:
         """The form. Raises ConfigError where `executor.kernels=native` cannot be."""

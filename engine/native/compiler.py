@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _SOURCES: Final = Path(__file__).parent / "kernels"
-_FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden")
+_FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-pthread", "-shared", "-fPIC", "-fvisibility=hidden")
 #: What every kernel uses, in the words of /proc/cpuinfo.
 _NEEDED: Final = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 _CPU_FACTS: Final = Path("/proc/cpuinfo")

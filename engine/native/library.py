@@ -23,8 +23,13 @@ SILU_TO_BF16: Final[Mode] = 3
 GROUP: Final = 64
 BF16_STEP: Final = 32
 INT8_STEP: Final = 64
-#: Tokens of one part of a row's context.
+#: Tokens of one part of a decode row's context.
 CUT: Final = 128
+#: Tokens of one step of a prompt piece's softmax, and columns (query rows times heads of a group) of one task.
+STEP: Final = 64
+COLUMNS: Final = 32
+#: Largest head that `prefill_attention` takes.
+MOST_DIM: Final = 256
 
 
 class Heads(ctypes.Structure):
@@ -50,6 +55,19 @@ class Decode(ctypes.Structure):
     )
 
 
+class Prefill(ctypes.Structure):
+    """`Prefill` of kernels/prefill.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "out", "k", "v", "page_ids", "pieces", "layouts", "items")),
+        *((name, c_void_p) for name in ("laid_k", "laid_v")),
+        *((name, c_long) for name in ("num_layouts", "num_items", "q_stride", "out_stride")),
+        *((name, c_long) for name in ("page_size", "q_heads", "kv_heads", "dim", "window")),
+        ("scale", c_float),
+        ("threads", c_int),
+    )
+
+
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "pack_bf16": (c_void_p, c_void_p, c_long, c_long, c_long, c_long),
     "pack_int8": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_long),
@@ -59,6 +77,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "quantize_rows": (c_void_p, c_void_p, c_float, *(c_void_p,) * 4, c_long, c_long, c_int),
     "rotate_and_store": (ctypes.POINTER(Heads),),
     "decode_attention": (ctypes.POINTER(Decode),),
+    "prefill_attention": (ctypes.POINTER(Prefill),),
 }
 
 
@@ -83,3 +102,4 @@ class Library:
         self.quantize_rows = library.quantize_rows
         self.rotate_and_store = library.rotate_and_store
         self.decode_attention = library.decode_attention
+        self.prefill_attention = library.prefill_attention

@@ -195,17 +195,23 @@ static void merge(const Decode *d, long first, long head) {
     }
 }
 
+static void part_task(const void *job, long number, int thread) {
+    const Decode *d = job;
+    (void)thread;
+    float scores[d->q_heads * CUT] __attribute__((aligned(64)));
+    attend(d, d->parts + number, scores, d->partial + number * d->q_heads * (d->dim + 2));
+}
+
+static void merge_task(const void *job, long number, int thread) {
+    const Decode *d = job;
+    (void)thread;
+    if (d->parts[number].part == 0)
+        for (long head = 0; head < d->q_heads; head++) merge(d, number, head);
+}
+
 /* q [rows, q_heads, dim] of the rows that parts name -> out. dim: a multiple of 32. */
 EXPORT void decode_attention(const Decode *d) {
-    long step = d->q_heads * (d->dim + 2);
-#pragma omp parallel num_threads(d->threads)
-    {
-        float scores[d->q_heads * CUT] __attribute__((aligned(64)));
-#pragma omp for schedule(dynamic, 1)
-        for (long i = 0; i < d->num_parts; i++) attend(d, d->parts + i, scores, d->partial + i * step);
-#pragma omp for schedule(static)
-        for (long i = 0; i < d->num_parts; i++)
-            if (d->parts[i].part == 0)
-                for (long head = 0; head < d->q_heads; head++) merge(d, i, head);
-    }
+    run_tasks(part_task, d, d->num_parts, d->threads);
+    /* A pass over what the parts left: not worth threads until there is much of it. */
+    run_tasks(merge_task, d, d->num_parts, d->num_parts < 4 * TASK_ROWS ? 1 : d->threads);
 }

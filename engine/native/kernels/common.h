@@ -5,17 +5,18 @@
 #pragma once
 
 #include <immintrin.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "pool.h"
 
 typedef uint16_t bf16;
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* Rows below which starting threads costs more than they save, for work of one pass over a row. */
-#define FEW_ROWS 8
+/* Rows of one task, for work of one pass over a row: fewer are not worth another thread. */
+#define TASK_ROWS 8
 
 INLINE __m512 load_bf16(const bf16 *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16));
@@ -103,6 +104,8 @@ INLINE void put_gated(const Target *to, long row, long column, __m512 gate, __m5
 #ifdef __AMX_TILE__
 /* Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights; `upper` and `lower` are the rows of 0, 1, 4 and of 2, 3, 5. */
 INLINE void set_tiles(int upper, int lower) {
+    if (tiles_of_thread == upper * 32 + lower) return;
+    tiles_of_thread = upper * 32 + lower;
     struct {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];

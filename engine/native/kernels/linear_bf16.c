@@ -96,7 +96,6 @@ static void many(const bf16 *x, const bf16 *w, long row, int lower, long inputs,
 
 static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Target *to) {
     Sums t;
-    int upper_set = 0, lower_set = 0;
     long column = task.group * GROUP;
     w += task.group * (inputs / 32) * 2048;
     for (long row = task.first; row < task.end;) {
@@ -105,7 +104,7 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
         int lower = left < 32 ? (int)left - 16 : 16;
         /* `few` uses tiles 2 and 3 for the same rows. */
         if (left <= 16) lower = upper;
-        if (upper != upper_set || lower != lower_set) set_tiles(upper, lower), upper_set = upper, lower_set = lower;
+        set_tiles(upper, lower);
         if (left <= 16) {
             few(x, w, row, upper, inputs, column, to, t);
             row += upper;
@@ -151,17 +150,21 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
 }
 #endif
 
+typedef struct {
+    const bf16 *x, *w;
+    long rows, inputs, groups;
+    Target to;
+} Product;
+
+static void task(const void *job, long number, int thread) {
+    const Product *p = job;
+    (void)thread;
+    run(p->x, p->w, p->inputs, task_at(number, p->rows, p->groups), &p->to);
+}
+
 /* x [rows, inputs] by packed weights of `groups` * 64 columns -> out, as `mode` says. inputs: a multiple of 32. */
 EXPORT void linear_bf16(const bf16 *x, const bf16 *w, const float *bias, void *out, long rows, long inputs, long groups,
                         long width, long stride, int mode, int threads) {
-    Target to = {out, bias, width, stride, mode};
-    long tasks = task_count(rows, groups);
-#pragma omp parallel num_threads(threads)
-    {
-        long count = omp_get_num_threads(), me = omp_get_thread_num();
-        for (long i = tasks * me / count; i < tasks * (me + 1) / count; i++) run(x, w, inputs, task_at(i, rows, groups), &to);
-#ifdef __AMX_TILE__
-        _tile_release();
-#endif
-    }
+    Product product = {x, w, rows, inputs, groups, {out, bias, width, stride, mode}};
+    run_tasks(task, &product, task_count(rows, groups), threads);
 }

@@ -123,7 +123,6 @@ static void few(const Rows *x, const Weights *w, const int8_t *packed, int rows,
 
 static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
     Sums t;
-    int set = 0;
     long column = task.group * GROUP, all = task.end - task.first;
     const int8_t *packed = w->packed + task.group * (x->inputs / 64) * 4096;
     if (all <= 8 && x->low == x->high + all * x->inputs) {
@@ -133,7 +132,7 @@ static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
     }
     for (long row = task.first; row < task.end; row += 16) {
         int rows = task.end - row < 16 ? (int)(task.end - row) : 16;
-        if (rows != set) set_tiles(rows, rows), set = rows;
+        set_tiles(rows, rows);
         pair(x, w, packed, row, rows, column, to, t);
         pair(x, w, packed + 2048, row, rows, column + 32, to, t);
     }
@@ -181,20 +180,23 @@ static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
 }
 #endif
 
+typedef struct {
+    Rows x;
+    Weights w;
+    long rows, groups;
+    Target to;
+} Product;
+
+static void task(const void *job, long number, int thread) {
+    const Product *p = job;
+    (void)thread;
+    run(&p->x, &p->w, task_at(number, p->rows, p->groups), &p->to);
+}
+
 /* high, low [rows, inputs] and row_scales [rows] by packed weights -> out, as `mode` says. inputs: multiple of 64. */
 EXPORT void linear_int8(const int8_t *high, const int8_t *low, const float *row_scales, const int8_t *packed,
                         const float *scales, const int32_t *sums, const float *bias, void *out, long rows, long inputs,
                         long groups, long width, long stride, int mode, int threads) {
-    Target to = {out, bias, width, stride, mode};
-    Rows x = {high, low, row_scales, inputs};
-    Weights w = {packed, scales, sums};
-    long tasks = task_count(rows, groups);
-#pragma omp parallel num_threads(threads)
-    {
-        long count = omp_get_num_threads(), me = omp_get_thread_num();
-        for (long i = tasks * me / count; i < tasks * (me + 1) / count; i++) run(&x, &w, task_at(i, rows, groups), &to);
-#ifdef __AMX_TILE__
-        _tile_release();
-#endif
-    }
+    Product product = {{high, low, row_scales, inputs}, {packed, scales, sums}, rows, groups, {out, bias, width, stride, mode}};
+    run_tasks(task, &product, task_count(rows, groups), threads);
 }

@@ -10,16 +10,38 @@ INLINE float mean_square_scale(const bf16 *x, long width, float eps) {
     return 1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(squares) / (float)width + eps);
 }
 
+INLINE long row_tasks(long rows) { return (rows + TASK_ROWS - 1) / TASK_ROWS; }
+
+/* Rows [first, end) of a task. */
+#define ROWS_OF(task, rows)                                                         \
+    for (long row = (task) * TASK_ROWS,                                             \
+              end = row + TASK_ROWS < (rows) ? row + TASK_ROWS : (rows);            \
+         row < end; row++)
+
+typedef struct {
+    const bf16 *x;
+    const float *weight;
+    bf16 *out;
+    long rows, width;
+    float eps;
+} Norming;
+
+static void norm_task(const void *job, long task, int thread) {
+    const Norming *n = job;
+    (void)thread;
+    ROWS_OF(task, n->rows) {
+        const bf16 *in = n->x + row * n->width;
+        __m512 scale = _mm512_set1_ps(mean_square_scale(in, n->width, n->eps));
+        for (long i = 0; i < n->width; i += 16)
+            store_bf16(n->out + row * n->width + i,
+                       _mm512_mul_ps(_mm512_mul_ps(load_bf16(in + i), scale), _mm512_loadu_ps(n->weight + i)));
+    }
+}
+
 /* RMS norm of x [rows, width] times weight [width] -> out. width: a multiple of 16. */
 EXPORT void norm_rows(const bf16 *x, const float *weight, float eps, bf16 *out, long rows, long width, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows >= FEW_ROWS)
-    for (long row = 0; row < rows; row++) {
-        const bf16 *in = x + row * width;
-        __m512 scale = _mm512_set1_ps(mean_square_scale(in, width, eps));
-        for (long i = 0; i < width; i += 16)
-            store_bf16(out + row * width + i,
-                       _mm512_mul_ps(_mm512_mul_ps(load_bf16(in + i), scale), _mm512_loadu_ps(weight + i)));
-    }
+    Norming norming = {x, weight, out, rows, width, eps};
+    run_tasks(norm_task, &norming, row_tasks(rows), threads);
 }
 
 /* One row, already in float32, to two int8 rows and a scale: x ≈ scale (high + low / 254). NaN gives a scale of NaN. */
@@ -44,22 +66,37 @@ INLINE float quantize(const float *x, int8_t *high, int8_t *low, long width) {
     return unordered ? __builtin_nanf("") : largest / 127.0f;
 }
 
+typedef struct {
+    const bf16 *x;
+    const float *weight;
+    int8_t *high, *low;
+    float *scales, *scratch;
+    long rows, width;
+    float eps;
+} Quantizing;
+
+static void quantize_task(const void *job, long task, int thread) {
+    const Quantizing *q = job;
+    long width = q->width;
+    float *wide = q->scratch + thread * width;
+    ROWS_OF(task, q->rows) {
+        const bf16 *in = q->x + row * width;
+        __m512 scale = _mm512_set1_ps(q->weight ? mean_square_scale(in, width, q->eps) : 1.0f);
+        for (long i = 0; i < width; i += 16) {
+            __m512 v = load_bf16(in + i);
+            if (q->weight) v = _mm512_mul_ps(_mm512_mul_ps(v, scale), _mm512_loadu_ps(q->weight + i));
+            _mm512_storeu_ps(wide + i, v);
+        }
+        q->scales[row] = quantize(wide, q->high + row * width, q->low + row * width, width);
+    }
+}
+
 /* x [rows, width], after an RMS norm where `weight` is given -> high, low [rows, width], scales [rows].
  * `scratch` holds threads * width floats. */
 EXPORT void quantize_rows(const bf16 *x, const float *weight, float eps, int8_t *high, int8_t *low, float *scales,
                           float *scratch, long rows, long width, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows >= FEW_ROWS)
-    for (long row = 0; row < rows; row++) {
-        const bf16 *in = x + row * width;
-        float *wide = scratch + omp_get_thread_num() * width;
-        __m512 scale = _mm512_set1_ps(weight ? mean_square_scale(in, width, eps) : 1.0f);
-        for (long i = 0; i < width; i += 16) {
-            __m512 v = load_bf16(in + i);
-            if (weight) v = _mm512_mul_ps(_mm512_mul_ps(v, scale), _mm512_loadu_ps(weight + i));
-            _mm512_storeu_ps(wide + i, v);
-        }
-        scales[row] = quantize(wide, high + row * width, low + row * width, width);
-    }
+    Quantizing quantizing = {x, weight, high, low, scales, scratch, rows, width, eps};
+    run_tasks(quantize_task, &quantizing, row_tasks(rows), threads);
 }
 
 /* Heads of one step's rows, and where their K/V go. */
@@ -74,12 +111,12 @@ typedef struct {
     int threads;
 } Heads;
 
-/* Norm (if any) and turn q and k; q stays where it is, k and v go to their slots. dim: a multiple of 32. */
-EXPORT void rotate_and_store(const Heads *h) {
+static void heads_task(const void *job, long task, int thread) {
+    const Heads *h = job;
+    (void)thread;
     long dim = h->dim, half = dim / 2, turned = h->q_heads + h->kv_heads;
     long stride = (turned + h->kv_heads) * dim, kv_width = h->kv_heads * dim;
-#pragma omp parallel for num_threads(h->threads) schedule(static) if (h->rows >= FEW_ROWS)
-    for (long row = 0; row < h->rows; row++) {
+    ROWS_OF(task, h->rows) {
         bf16 *in = h->qkv + row * stride, *k_out = h->k_slots + h->slots[row] * kv_width;
         const float *cos = h->cos + h->positions[row] * half, *sin = h->sin + h->positions[row] * half;
         for (long head = 0; head < turned; head++) {
@@ -100,3 +137,6 @@ EXPORT void rotate_and_store(const Heads *h) {
         memcpy(h->v_slots + h->slots[row] * kv_width, in + turned * dim, (size_t)kv_width * sizeof(bf16));
     }
 }
+
+/* Norm (if any) and turn q and k; q stays where it is, k and v go to their slots. dim: a multiple of 32. */
+EXPORT void rotate_and_store(const Heads *h) { run_tasks(heads_task, h, row_tasks(h->rows), h->threads); }

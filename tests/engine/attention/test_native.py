@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.attention.cpu import CpuBackend
 from engine.attention.native import NativeBackend
+from engine.attention.torch_reference import TorchReferenceBackend
 from engine.native.library import CUT
 from tests.engine.attention.ragged import Shape, build, float64_loop, lengths
 from tests.engine.attention.test_backends import attend, largest_error
@@ -34,14 +35,14 @@ def test_it_equals_the_float64_loop(
 ) -> None:
     shape = Shape(page_size=page, kv_heads=2, group=group, dim=dim)
     batch = build(lens, shape, shared=shared, page_seed=page_seed, dtype=torch.bfloat16)
-    assert largest_error(attend(NativeBackend(library(tiles)), batch), float64_loop(batch)) < 3e-2
+    assert largest_error(attend(NativeBackend(library(tiles), head_dim=dim), batch), float64_loop(batch)) < 3e-2
 
 
 @pytest.mark.parametrize("windows", [(), (50,), (129,), (1,)])
 def test_long_contexts_in_parts_equal_torchs(windows: tuple[int, ...]) -> None:
     contexts = [1, CUT - 1, CUT, CUT + 1, 2 * CUT, 5 * CUT + 17, 1000]
     batch = build([(1, n) for n in contexts], Shape(page_size=16, group=3, dim=64), page_seed=4, dtype=torch.bfloat16)
-    got = attend(NativeBackend(library(False), windows=windows), batch)
+    got = attend(NativeBackend(library(False), head_dim=64, windows=windows), batch)
     want = attend(CpuBackend(dtype=torch.bfloat16, windows=windows), batch)
     assert float((got - want).abs().max()) < 2e-2
 
@@ -50,11 +51,11 @@ def test_long_contexts_in_parts_equal_torchs(windows: tuple[int, ...]) -> None:
 def test_a_decode_row_is_the_same_bits_alone_in_company_and_with_other_threads(windows: tuple[int, ...]) -> None:
     contexts = [1, 40, 63, 64, 65, 100, 300, 301, 449, 513]
     company = build([(1, n) for n in contexts], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
-    together = attend(NativeBackend(library(False), windows=windows), company)
+    together = attend(NativeBackend(library(False), head_dim=64, windows=windows), company)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(attend(NativeBackend(library(False), windows=windows), company), together)
+        assert torch.equal(attend(NativeBackend(library(False), head_dim=64, windows=windows), company), together)
     finally:
         torch.set_num_threads(threads)
     meta = company.metadata
@@ -69,7 +70,7 @@ def test_a_decode_row_is_the_same_bits_alone_in_company_and_with_other_threads(w
             out_slots=meta.out_slots[i : i + 1],
             positions=meta.positions[i : i + 1],
         )
-        backend = NativeBackend(library(False), windows=windows)
+        backend = NativeBackend(library(False), head_dim=64, windows=windows)
         backend.prepare(alone)
         assert torch.equal(backend.run(company.q[i : i + 1], company.k_cache, company.v_cache, 0), together[i : i + 1])
 
@@ -83,7 +84,7 @@ def test_nan_reaches_its_own_row_and_no_other(context: int, where: str) -> None:
         batch.q[0, :, 5] = math.nan
     else:
         {"k": batch.k_cache, "v": batch.v_cache}[where][page, 3] = math.nan
-    got = attend(NativeBackend(library(False)), batch)
+    got = attend(NativeBackend(library(False), head_dim=64), batch)
     assert bool(got[0].isnan().any(dim=-1).all())
     assert bool(got[1].isfinite().all())
 
@@ -91,11 +92,52 @@ def test_nan_reaches_its_own_row_and_no_other(context: int, where: str) -> None:
 def test_scores_far_apart_do_not_overflow() -> None:
     batch = build([(1, 300)], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
     batch.q.mul_(300)
-    assert largest_error(attend(NativeBackend(library(False)), batch), float64_loop(batch)) < 3e-2
+    assert largest_error(attend(NativeBackend(library(False), head_dim=64), batch), float64_loop(batch)) < 3e-2
+
+
+def bits_of_pieces(pieces: list[int], context: int, windows: tuple[int, ...]) -> torch.Tensor:
+    """What the rows of one prompt come to, when it is computed in pieces of these lengths."""
+    shape = Shape(page_size=16, group=3, dim=64)
+    whole = build([(context, context)], shape, page_seed=5, dtype=torch.bfloat16)
+    meta, got, first = whole.metadata, [], 0
+    for rows in pieces:
+        length = first + rows
+        pages = -(-length // 16)
+        piece = dataclasses.replace(
+            meta,
+            qo_indptr=np.array([0, rows], dtype=np.int32),
+            kv_indptr=np.array([0, pages], dtype=np.int32),
+            kv_indices=meta.kv_indices[:pages],
+            last_page_len=np.array([length - 16 * (pages - 1)], dtype=np.int32),
+            out_slots=meta.out_slots[first:length],
+            positions=meta.positions[first:length],
+        )
+        backend = NativeBackend(library(True), head_dim=64, windows=windows)
+        backend.prepare(piece)
+        got.append(backend.run(whole.q[first:length], whole.k_cache, whole.v_cache, 0))
+        first = length
+    return torch.cat(got)
+
+
+@pytest.mark.parametrize("windows", [(), (50,), (130,)])
+def test_a_prompt_has_the_same_bits_whole_and_in_pieces(windows: tuple[int, ...]) -> None:
+    whole = bits_of_pieces([333], 333, windows)
+    for pieces in ([16, 317], [64, 64, 205], [2, 331], [100, 3, 7, 223]):
+        assert torch.equal(bits_of_pieces(pieces, 333, windows), whole), pieces
+
+
+@pytest.mark.parametrize("windows", [(), (50,), (129,), (1,)])
+@pytest.mark.parametrize("dim", [64, 256])
+def test_long_pieces_equal_the_reference(windows: tuple[int, ...], dim: int) -> None:
+    lens = [(300, 300), (2, 500), (70, 333), (1, 200), (65, 65)]
+    batch = build(lens, Shape(page_size=16, group=3, dim=dim), page_seed=4, dtype=torch.bfloat16)
+    got = attend(NativeBackend(library(True), head_dim=dim, windows=windows), batch)
+    want = attend(TorchReferenceBackend(compute_dtype=torch.float64, windows=windows), batch)
+    assert float((got.double() - want.double()).abs().max()) < 3e-2
 
 
 def test_one_backend_serves_steps_of_any_kind_after_each_other() -> None:
-    backend, shape = NativeBackend(library(False)), Shape(page_size=16, group=3, dim=64)
+    backend, shape = NativeBackend(library(False), head_dim=64), Shape(page_size=16, group=3, dim=64)
     for lens in ([(1, 400)] * 3, [(30, 60)], [(1, 5), (9, 9), (1, 80)], [(1, 1)], [(1, 900)] * 5):
         batch = build(lens, shape, page_seed=2, dtype=torch.bfloat16)
         with torch.inference_mode():

@@ -57,7 +57,11 @@ def native(config: LlamaConfig, *, tiles: bool = True, quantization: Quantizatio
     kernels = library(tiles)
     model: Decoder = NativeLlama(config, weights_of(config), kernels, quantization=quantization)
     return TorchExecutor(
-        model, name="tiny", page_size=16, num_pages=64, attention=NativeBackend(kernels, windows=config.windows)
+        model,
+        name="tiny",
+        page_size=16,
+        num_pages=64,
+        attention=NativeBackend(kernels, head_dim=config.head_dim, windows=config.windows),
     )
 
 

@@ -1,0 +1,145 @@
+/* The threads that kernels share: helpers that take tasks of the caller's job.
+ *
+ * A forward pass is some two hundred short jobs. Teams of OpenMP meet at the end of each, so one member that the system
+ * has put aside, for a listener or for another program, holds up all; here the caller waits for tasks that somebody has
+ * begun, never for a helper that has not come. Helpers look for work for a moment after a job, which covers the way from
+ * one kernel to the next, and then sleep: between steps their cores belong to others.
+ */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <x86intrin.h>
+
+/* Cycles of the time-stamp counter that a helper looks for work before it sleeps: 0.1 to 0.2 ms. */
+#define PATIENCE 400000
+/* Pauses of the caller before it offers its core. */
+#define CALLER_PAUSES 2000
+#define MOST_HELPERS 511
+
+static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER;
+static int helpers; /* that exist */
+
+/* The job at hand. Written by its caller while `open` is 0 and nobody is `inside`. */
+static Work work_of_job;
+static const void *job_at_hand;
+static int threads_of_job;
+
+/* Each thread has a run of tasks of its own, so that it reads memory in order; one that is through takes from others. */
+typedef struct {
+    atomic_long next;
+    long end;
+} __attribute__((aligned(64))) Share;
+
+static Share shares[MOST_HELPERS + 1];
+
+static atomic_int is_open, inside, asleep;
+static _Atomic uint32_t generation; /* a job more */
+
+static void sleep_until_not(uint32_t seen) {
+    atomic_fetch_add(&asleep, 1);
+    syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    atomic_fetch_sub(&asleep, 1);
+}
+
+_Thread_local int tiles_of_thread;
+
+/* Other libraries set tiles of their own, and a thread that has none is cheaper to put aside. */
+static void leave_tiles(void) {
+#ifdef __AMX_TILE__
+    if (tiles_of_thread) _tile_release();
+#endif
+    tiles_of_thread = 0;
+}
+
+static void take_tasks(Work work, const void *job, int thread, int threads) {
+    for (int i = 0; i < threads; i++) {
+        Share *share = &shares[(thread + i) % threads];
+        for (long task; (task = atomic_fetch_add(&share->next, 1)) < share->end;) work(job, task, thread);
+    }
+    leave_tiles();
+}
+
+static void *help(void *number) {
+    int thread = (int)(intptr_t)number;
+    uint32_t seen = 0;
+    for (;;) {
+        uint64_t since = __rdtsc();
+        while (atomic_load_explicit(&generation, memory_order_relaxed) == seen && __rdtsc() - since < PATIENCE)
+            _mm_pause();
+        while (atomic_load(&generation) == seen) sleep_until_not(seen);
+        seen = atomic_load(&generation);
+        /* Said first, asked then: a caller that has closed its job waits for whoever is inside. */
+        atomic_fetch_add(&inside, 1);
+        if (atomic_load(&is_open) && thread < threads_of_job)
+            take_tasks(work_of_job, job_at_hand, thread, threads_of_job);
+        atomic_fetch_sub(&inside, 1);
+    }
+    return NULL;
+}
+
+/* A child has none of its parent's threads, and may have been made in the middle of a job. */
+static void forget_helpers(void) {
+    helpers = 0;
+    atomic_store(&is_open, 0);
+    atomic_store(&inside, 0);
+    atomic_store(&asleep, 0);
+    pthread_mutex_init(&one_caller, NULL);
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+
+static void have_helpers(int wanted) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    sigset_t all, before;
+    sigfillset(&all);
+    /* Signals are for threads that run Python. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (helpers < wanted && helpers < MOST_HELPERS) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, help, (void *)(intptr_t)(helpers + 1))) break;
+        pthread_detach(thread);
+        helpers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void run_tasks(Work work, const void *job, long count, int threads) {
+    if (threads > count) threads = (int)count;
+    if (threads > MOST_HELPERS + 1) threads = MOST_HELPERS + 1;
+    /* Two callers at once: the second one does its work alone. */
+    if (threads < 2 || pthread_mutex_trylock(&one_caller)) {
+        for (long i = 0; i < count; i++) work(job, i, 0);
+        leave_tiles();
+        return;
+    }
+    if (helpers < threads - 1) have_helpers(threads - 1);
+    work_of_job = work;
+    job_at_hand = job;
+    threads_of_job = threads;
+    for (long i = 0; i < threads; i++) {
+        atomic_store_explicit(&shares[i].next, count * i / threads, memory_order_relaxed);
+        shares[i].end = count * (i + 1) / threads;
+    }
+    atomic_store(&is_open, 1);
+    atomic_fetch_add(&generation, 1);
+    if (atomic_load(&asleep)) syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, threads - 1, NULL, NULL, 0);
+    take_tasks(work, job, 0, threads);
+    atomic_store(&is_open, 0);
+    for (int i = 0; atomic_load(&inside); i++) {
+        if (i < CALLER_PAUSES)
+            _mm_pause();
+        else
+            sched_yield();
+    }
+    pthread_mutex_unlock(&one_caller);
+}

@@ -1,0 +1,258 @@
+/* Attention of prompt pieces over paged K/V, on matrix units.
+ *
+ * Query rows of all heads that share a K/V head are columns of one product, 16 to a tile: scores come out as
+ * [tokens, columns], so that softmax runs down columns and no register is ever summed across. Softmax is online
+ * (FlashAttention, arXiv:2205.14135). What a column computes depends on its own row, its context and its window alone, in steps
+ * of 64 tokens from the start of the context: a prompt has the same bits whole, in pieces and behind a cached prefix.
+ *
+ * First K and V of each context are laid out as tiles, once for all columns:
+ * K [tokens, dim], V [tokens / 32][dim / 16][16 of dim][32 tokens], for each piece and K/V head; beyond a context: zeros.
+ */
+#include "common.h"
+
+#ifdef __AMX_BF16__
+
+#define STEP 64    /* tokens of one step of the softmax */
+#define COLUMNS 32 /* of one task: two tiles */
+#define MOST_DIM 256
+
+/* Query rows [row, row + rows) sit at positions [prefix, prefix + rows) of a context of `length` tokens. */
+typedef struct {
+    int32_t row, rows, prefix, length;
+    int32_t pages;  /* where the request's page ids begin in `page_ids` */
+    int32_t first;  /* tokens before it are hidden from every row; a multiple of STEP */
+    int32_t padded; /* tokens of the layout: length - first, up to a multiple of STEP */
+    int32_t offset; /* tokens of the layouts before this one */
+} Piece;
+
+/* A block of STEP tokens to lay out, or a block of COLUMNS of one K/V head to compute. */
+typedef struct {
+    int32_t piece, kv, block;
+} Item;
+
+typedef struct {
+    const bf16 *q;
+    bf16 *out;
+    const bf16 *k, *v; /* [pages, page_size, kv_heads, dim] */
+    const int32_t *page_ids;
+    const Piece *pieces;
+    const Item *layouts, *items;
+    bf16 *laid_k, *laid_v;
+    long num_layouts, num_items, q_stride, out_stride; /* strides in elements */
+    long page_size, q_heads, kv_heads, dim;
+    long window; /* tokens that a row sees, itself included; 0: all */
+    float scale;
+    int threads;
+} Prefill;
+
+/* Rows become columns, 16 by 16 of 32 bits. */
+INLINE void transpose(__m512i *r) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
+    }
+}
+
+INLINE long layout_of(const Prefill *f, const Piece *p, long kv) { return (p->offset * f->kv_heads + kv * p->padded) * f->dim; }
+
+static void lay_out(const void *job, long number, int thread) {
+    const Prefill *f = job;
+    (void)thread;
+    const Item *item = f->layouts + number;
+    const Piece *p = f->pieces + item->piece;
+    long dim = f->dim, width = f->kv_heads * dim, first = p->first + (long)item->block * STEP;
+    long places[STEP]; /* of tokens in a cache; -1: beyond the context */
+    for (long t = 0; t < STEP; t++) {
+        long position = first + t;
+        places[t] = position < p->length
+                        ? ((long)f->page_ids[p->pages + position / f->page_size] * f->page_size + position % f->page_size) * width
+                        : -1;
+    }
+    for (long kv = 0; kv < f->kv_heads; kv++) {
+        long layout = layout_of(f, p, kv) + (long)item->block * STEP * dim;
+        bf16 *k = f->laid_k + layout, *v = f->laid_v + layout;
+        for (long t = 0; t < STEP; t++, k += dim) {
+            if (places[t] < 0)
+                memset(k, 0, (size_t)dim * sizeof *k);
+            else
+                memcpy(k, f->k + places[t] + kv * dim, (size_t)dim * sizeof *k);
+        }
+        for (long half = 0; half < STEP; half += 32)
+            for (long i = 0; i < dim; i += 16, v += 512) {
+                __m512i pairs[16];
+                for (int j = 0; j < 16; j++) {
+                    __m256i two[2];
+                    for (int n = 0; n < 2; n++) {
+                        long place = places[half + 2 * j + n];
+                        two[n] = place < 0 ? _mm256_setzero_si256()
+                                           : _mm256_loadu_si256((const void *)(f->v + place + kv * dim + i));
+                    }
+                    pairs[j] = _mm512_or_si512(_mm512_cvtepu16_epi32(two[0]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(two[1]), 16));
+                }
+                transpose(pairs);
+                for (int j = 0; j < 16; j++) _mm512_storeu_si512(v + 32 * j, pairs[j]);
+            }
+    }
+}
+
+/* 16 columns: where their rows are, what they have seen. */
+typedef struct {
+    const bf16 *q[16];
+    bf16 *out[16];
+    int count;               /* of columns that exist; the others repeat the last */
+    __m512i position;        /* of each column's row */
+    int32_t lowest, highest; /* position */
+    __m512 most, total;
+} Tile;
+
+static Tile tile_at(const Prefill *f, const Piece *p, long kv, long column) {
+    Tile tile;
+    int32_t positions[16];
+    long group = f->q_heads / f->kv_heads, columns = p->rows * group;
+    tile.count = columns - column < 16 ? (int)(columns - column > 0 ? columns - column : 0) : 16;
+    for (int i = 0; i < 16; i++) {
+        long at = column + i < columns ? column + i : columns - 1, row = at / group, head = kv * group + at % group;
+        tile.q[i] = f->q + (p->row + row) * f->q_stride + head * f->dim;
+        tile.out[i] = f->out + (p->row + row) * f->out_stride + head * f->dim;
+        positions[i] = (int32_t)(p->prefix + row);
+    }
+    tile.position = _mm512_loadu_si512(positions);
+    tile.lowest = positions[0];
+    tile.highest = positions[15];
+    tile.most = _mm512_set1_ps(-1e30f);
+    tile.total = _mm512_setzero_ps();
+    return tile;
+}
+
+/* Scores [STEP, 16] of tokens from `token` on -> weights as pairs of tokens [STEP / 2, 16, 2], and what was computed so
+ * far, `sums` [dim, 16], on the same scale. */
+static void soften(Tile *tile, float (*scores)[16], uint32_t (*pairs)[16], float (*sums)[16], const Prefill *f, int32_t token) {
+    static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i interleaved = _mm512_loadu_si512(order);
+    const __m512 scale = _mm512_set1_ps(f->scale), nothing = _mm512_set1_ps(-__builtin_inff());
+    __mmask16 seen[STEP];
+    int everything = tile->lowest >= token + STEP - 1 && (!f->window || tile->highest - token < f->window);
+    __m512 most = tile->most;
+    for (int t = 0; t < STEP; t++) {
+        __m512 score = _mm512_mul_ps(_mm512_load_ps(scores[t]), scale);
+        if (!everything) {
+            __m512i behind = _mm512_sub_epi32(tile->position, _mm512_set1_epi32(token + t));
+            seen[t] = _mm512_cmpge_epi32_mask(behind, _mm512_setzero_si512());
+            if (f->window) seen[t] &= _mm512_cmplt_epi32_mask(behind, _mm512_set1_epi32((int)f->window));
+            score = _mm512_mask_mov_ps(nothing, seen[t], score);
+        }
+        _mm512_store_ps(scores[t], score);
+        most = _mm512_max_ps(score, most); /* NaN leaves it as it is */
+    }
+    if (_mm512_cmp_ps_mask(most, tile->most, _CMP_GT_OQ)) {
+        __m512 less = exp_ps(_mm512_sub_ps(tile->most, most));
+        for (long i = 0; i < f->dim; i++) _mm512_store_ps(sums[i], _mm512_mul_ps(_mm512_load_ps(sums[i]), less));
+        tile->total = _mm512_mul_ps(tile->total, less);
+        tile->most = most;
+    }
+    for (int t = 0; t < STEP; t += 2) {
+        __m512 a = exp_ps(_mm512_sub_ps(_mm512_load_ps(scores[t]), most));
+        __m512 b = exp_ps(_mm512_sub_ps(_mm512_load_ps(scores[t + 1]), most));
+        if (!everything) a = _mm512_maskz_mov_ps(seen[t], a), b = _mm512_maskz_mov_ps(seen[t + 1], b);
+        tile->total = _mm512_add_ps(tile->total, _mm512_add_ps(a, b));
+        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        _mm512_store_si512(pairs[t / 2], _mm512_permutexvar_epi16(interleaved, both));
+    }
+}
+
+static void leave(const Tile *tile, float (*sums)[16], long dim) {
+    __m512 share = _mm512_div_ps(_mm512_set1_ps(1.0f), tile->total);
+    for (long i = 0; i < dim; i += 16) {
+        __m512i rows[16];
+        for (int j = 0; j < 16; j++) rows[j] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(sums[i + j]), share));
+        transpose(rows);
+        for (int c = 0; c < tile->count; c++) store_bf16(tile->out[c] + i, _mm512_castsi512_ps(rows[c]));
+    }
+}
+
+static void compute(const void *job, long number, int thread) {
+    const Prefill *f = job;
+    (void)thread;
+    const Item *item = f->items + number;
+    const Piece *p = f->pieces + item->piece;
+    long dim = f->dim, layout = layout_of(f, p, item->kv);
+    float scores[2][STEP][16] __attribute__((aligned(64)));
+    float sums[2][MOST_DIM][16] __attribute__((aligned(64)));
+    uint32_t pairs[2][STEP / 2][16] __attribute__((aligned(64)));
+    uint32_t queries[2][MOST_DIM / 32][16][16] __attribute__((aligned(64)));
+    Tile tiles[2];
+    for (int h = 0; h < 2; h++) {
+        tiles[h] = tile_at(f, p, item->kv, (long)item->block * COLUMNS + 16 * h);
+        memset(sums[h], 0, (size_t)dim * sizeof sums[h][0]);
+        for (long i = 0; i < dim; i += 32) {
+            __m512i rows[16];
+            for (int c = 0; c < 16; c++) rows[c] = _mm512_loadu_si512(tiles[h].q[c] + i);
+            transpose(rows);
+            for (int j = 0; j < 16; j++) _mm512_store_si512(queries[h][i / 32][j], rows[j]);
+        }
+    }
+    set_tiles(16, 16);
+    long token = p->first, end = tiles[1].highest + 1;
+    if (f->window && tiles[0].lowest - f->window + 1 > token)
+        token += (tiles[0].lowest - f->window + 1 - token) / STEP * STEP;
+    for (; token < end; token += STEP) {
+        const bf16 *k = f->laid_k + layout + (token - p->first) * dim, *v = f->laid_v + layout + (token - p->first) * dim;
+        for (int t = 0; t < STEP; t += 16, k += 16 * dim) {
+            _tile_zero(0);
+            _tile_zero(1);
+            for (long i = 0; i < dim; i += 32) {
+                _tile_loadd(4, k + i, dim * 2);
+                _tile_loadd(6, queries[0][i / 32], 64);
+                _tile_loadd(7, queries[1][i / 32], 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+            _tile_stored(0, scores[0][t], 64);
+            _tile_stored(1, scores[1][t], 64);
+        }
+        for (int h = 0; h < 2; h++) soften(&tiles[h], scores[h], pairs[h], sums[h], f, (int32_t)token);
+        for (long i = 0; i < dim; i += 16, v += 512) {
+            _tile_loadd(0, sums[0][i], 64);
+            _tile_loadd(1, sums[1][i], 64);
+            for (int half = 0; half < 2; half++) {
+                _tile_loadd(4, v + half * 32 * dim, 64);
+                _tile_loadd(6, pairs[0][16 * half], 64);
+                _tile_loadd(7, pairs[1][16 * half], 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+            _tile_stored(0, sums[0][i], 64);
+            _tile_stored(1, sums[1][i], 64);
+        }
+    }
+    for (int h = 0; h < 2; h++) leave(&tiles[h], sums[h], dim);
+}
+
+/* q [rows, q_heads, dim] of the rows of all pieces -> out. dim: a multiple of 32, at most 256. */
+EXPORT void prefill_attention(const Prefill *f) {
+    run_tasks(lay_out, f, f->num_layouts, f->threads);
+    run_tasks(compute, f, f->num_items, f->threads);
+}
+#else
+/* Nobody calls it without matrix units. */
+EXPORT void prefill_attention(const void *f) { (void)f; }
+#endif
