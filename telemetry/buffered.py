@@ -162,10 +162,10 @@ class BufferedSink:
         self._queue.extend(events)
         self._accepted += len(events)
 
-    def planned(self, now_ns: int) -> None:
-        """The last event was a plan: the model computes from now on (`time.monotonic_ns`). The engine thread alone."""
+    def planned(self, now_ns: int, prepare_ns: int = 0) -> None:
+        """The last event was a plan; see `ForwardWindow.open`. The engine thread alone."""
         forward, waiting = self.forward, len(self._queue)
-        forward.open(now_ns)
+        forward.open(now_ns, prepare_ns)
         if forward.is_awaited or waiting > _WORTH_A_RING:
             self._bell.ring()
             if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:

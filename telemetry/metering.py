@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, cast
 
 from engine.events import AnyEvent, EventSink, StepCompleted, StepPlanned
 from telemetry.buffered import BufferedSink
@@ -49,6 +49,8 @@ class MeteredFanOut:
         self._kept: deque[AnyEvent] = deque()
         self._lock = threading.Lock()
         self._is_computing = False
+        #: How long it took to put together the batch of the last step.
+        self._prepare_ns = 0
         for queue in queues:
             queue.refill = self.hand_over
 
@@ -94,8 +96,10 @@ class MeteredFanOut:
             self._is_computing = True
             now_ns = time.monotonic_ns()
             for queue in self._queues:
-                queue.planned(now_ns)
+                queue.planned(now_ns, self._prepare_ns)
         elif kind is StepCompleted:
+            times = cast("StepCompleted", event).times
+            self._prepare_ns = times.launched_ns - times.committed_ns
             self.hand_over()
 
     def _computed(self) -> None:

@@ -16,8 +16,9 @@ from typing import Final
 TURN_S: Final = 0.02
 #: An engine that publishes nothing for as long does nothing that a worker could disturb.
 IDLE_S: Final = 0.005
-#: How long before the expected end of a forward work beside it ends: as long as a worker may be in one batch.
-MARGIN_NS: Final = 300_000
+#: How long before the expected end of a forward work beside it ends: as long as a worker may be in one
+#: batch, and what follows it.
+MARGIN_NS: Final = 600_000
 #: Forwards whose shortest says how long the next one will last at least.
 _REMEMBERED: Final = 4
 _NEVER: Final = 1 << 63
@@ -72,27 +73,30 @@ class Turns:
 
 
 class ForwardWindow:
-    """Whether the engine's model computes, by what the engine published last: a plan opens it, anything else shuts it.
+    """When the engine's model computes, by what the engine published last: a plan opens it, anything else shuts it.
 
-    The engine thread opens and shuts it, and rings where `is_awaited`. Who works meanwhile stops in time: the next
-    forward lasts as long as the shortest of the last few, for all one knows. Where that is too short to be of use, it
-    is no limit, and the window's end interrupts the work.
+    The engine thread opens and shuts it, and rings where `is_awaited`. Who works meanwhile begins when the batch is put
+    together, which takes as long as it did last time, and stops in time: the next forward lasts as long as the shortest
+    of the last few, for all one knows. Where that is too short to be of use, it is no limit, and the window's end
+    interrupts the work. Times are those of `time.monotonic_ns`.
     """
 
     def __init__(self, bell: Bell) -> None:
         self.is_open = False
         self.is_awaited = False
         self._bell = bell
-        self._opened_ns = 0
+        self._opened_ns = self._begins_ns = 0
         self._ends_ns = _NEVER
         self._lasted_ns: deque[int] = deque(maxlen=_REMEMBERED)
 
-    def open(self, now_ns: int) -> None:
-        """A step was planned. `now_ns` is of `time.monotonic_ns`, as below."""
-        self.is_open = True
+    def open(self, now_ns: int, prepare_ns: int = 0) -> None:
+        """A step was planned; its batch will take `prepare_ns` to prepare."""
         self._opened_ns = now_ns
+        # A little later than expected: who begins too early holds up the preparation itself.
+        self._begins_ns = now_ns + prepare_ns * 3 // 2
         shortest = min(self._lasted_ns, default=0)
-        self._ends_ns = now_ns + shortest - MARGIN_NS if shortest > 2 * MARGIN_NS else _NEVER
+        self._ends_ns = now_ns + shortest - MARGIN_NS if shortest > prepare_ns + 2 * MARGIN_NS else _NEVER
+        self.is_open = True
 
     def shut(self, now_ns: int) -> None:
         """Something else was published."""
@@ -103,7 +107,7 @@ class ForwardWindow:
     @property
     def leaves_time(self) -> bool:
         """Whether work that begins now will not hold up the engine, for all one knows. Any thread."""
-        return self.is_open and time.monotonic_ns() < self._ends_ns
+        return self.is_open and self._begins_ns <= time.monotonic_ns() < self._ends_ns
 
     def wait(self, published: Callable[[], int], patience_s: float) -> bool:
         """Wait until it opens, or opens anew. False: the engine is idle (`published` stands), or it did not open for
@@ -112,6 +116,11 @@ class ForwardWindow:
         self.is_awaited = True
         try:
             while not self.leaves_time and left_s > 0:
+                soon_s = (self._begins_ns - time.monotonic_ns()) / 1e9
+                if self.is_open and soon_s > 0:
+                    time.sleep(min(soon_s, IDLE_S))
+                    left_s -= soon_s
+                    continue
                 before = published()
                 if not self._bell.wait(IDLE_S):
                     left_s -= IDLE_S

@@ -21,7 +21,8 @@ from telemetry.spans.draft import SpanDraft
 
 QUEUE: Final = 65_536
 BATCH: Final = 4_096
-DELAY_MS: Final = 200.0
+#: An export costs some milliseconds of Python whatever is in it, which the engine may have to wait for.
+DELAY_MS: Final = 1_000.0
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 

@@ -12,7 +12,7 @@ from engine.events import AnyEvent, RecordingSink, StepCompleted, StepPlanned
 from telemetry.buffered import BufferedSink
 from telemetry.metering import MeteredFanOut
 from tests.builders import engine_config
-from tests.telemetry.live_run import TimedRun
+from tests.telemetry.live_run import MS, TimedRun
 
 
 class Ticks:
@@ -143,4 +143,15 @@ def test_the_window_of_a_queue_is_open_from_a_plan_to_the_next_event(numbered: A
         fan_out.emit(event)
         seen.append(queue.forward.is_open)
     assert seen == [True, False, False, True]
+    assert queue.close()
+
+
+def test_a_queue_is_told_how_long_the_batch_of_the_last_step_took_to_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, told = BufferedSink(RecordingSink(), "journal"), []
+    monkeypatch.setattr(queue, "planned", lambda now_ns, prepare_ns: told.append(prepare_ns))
+    run = TimedRun(engine_config(), MeteredFanOut([], lambda: 0, queues=[queue]))
+    run.add("r1", 8, 3, ignore_eos=True)
+    for prepare_ns in (70, 80, 90):
+        run.timed_step((0, 0, 0, 0, prepare_ns, MS, 0))
+    assert told == [0, 70, 80]
     assert queue.close()

@@ -119,3 +119,20 @@ def test_forwards_that_are_too_short_to_plan_with_are_no_limit(monkeypatch: pyte
     window.open(now)
     now += 10**10
     assert window.leaves_time
+
+
+def test_work_begins_once_the_batch_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = 0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += round(seconds * 1e9)
+
+    monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
+    monkeypatch.setattr("telemetry.pacing.time.sleep", sleep)
+    window = ForwardWindow(Bell())
+    window.open(now, prepare_ns=200_000)
+    assert not window.leaves_time, "the engine is still at work"
+    assert window.wait(lambda: 0, 60.0)
+    assert slept == [0.0003], "somewhat later than last time, without the bell"
