@@ -39,7 +39,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
 
     import torch
 
-    from engine.executor.huge_pages import ask_for_huge_pages
+    from engine.executor.huge_pages import ask_for_huge_pages, give_back_free_memory
     from engine.executor.torch_executor import TorchExecutor
     from engine.models.packaged import model_name, packaged_gguf_path
 
@@ -68,6 +68,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
             raise
         raise ConfigError(_too_big(config, num_pages, model.config.kv_bytes_per_token(dtype.itemsize))) from error
     if model.config.vocab_size * model.config.hidden_size >= _LARGE:
+        give_back_free_memory()
         ask_for_huge_pages()
     return executor
 

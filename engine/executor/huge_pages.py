@@ -1,4 +1,4 @@
-"""Huge pages. Owns: asking Linux to keep a process's large memory in pages of 2 MiB.
+"""Huge pages. Owns: asking Linux to keep a process's large memory in pages of 2 MiB, and giving back what is free.
 
 A step reads every weight once. In pages of 4 KiB that is tens of thousands of look-ups a step, each a walk through
 tables that a busy or virtual machine has in no cache.
@@ -55,3 +55,11 @@ def ask_for_huge_pages(*, at_once_s: float = 2.0) -> int:
                     break
                 madvise(part, min(_AT_ONCE, start + length - part), _MADV_COLLAPSE)
     return asked
+
+
+def give_back_free_memory() -> None:
+    """Give back what loading has left free: allocators keep it, and a model's first form is as large as its last."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # another C library than GNU's
+        return

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.executor import huge_pages
-from engine.executor.huge_pages import ask_for_huge_pages, large_areas
+from engine.executor.huge_pages import ask_for_huge_pages, give_back_free_memory, large_areas
 
 MIB = 1024 * 1024
 MAPS = """\
@@ -36,3 +36,10 @@ def test_memory_keeps_what_it_holds() -> None:
 def test_without_a_list_of_memory_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huge_pages, "_MAPS", tmp_path / "missing")
     assert ask_for_huge_pages() == 0
+
+
+def test_free_memory_is_given_back_and_what_is_held_stays() -> None:
+    held = [torch.full((1000,), float(i)) for i in range(2000)]
+    del held[::2]
+    give_back_free_memory()
+    assert all(bool((tensor == 2 * i + 1).all()) for i, tensor in enumerate(held))
