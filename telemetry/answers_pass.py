@@ -59,7 +59,7 @@ def _pass_row(model: ReadModel, row: StepRow) -> PassRow:
         budget_close=ledgers(plan.budget_close),
         mixed_rows=plan.mixed_rows,
         prefill_tokens=sum(piece.extend_len for piece in plan.prefills),
-        decode_rows=len(plan.decodes),
+        decode_rows=row.decode_rows,
         candidates=tuple(decision(model, event) for event in row.decisions),
         end=end.stop if end is not None else None,
         end_reason=end.stopped_by if end is not None else None,

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, cast
+from typing import Final
 
 from engine.events import AnyEvent, EventSink, StepCompleted, StepPlanned
 from telemetry.buffered import BufferedSink
@@ -22,6 +22,7 @@ from telemetry.metric_catalog import PARTS
 
 _ONE_IN: Final = 16
 _PUBLISH: Final = "publish"
+_ENDS_A_HALF: Final = frozenset({StepPlanned, StepCompleted})
 
 
 class MeteredFanOut:
@@ -47,6 +48,7 @@ class MeteredFanOut:
         self._queues = tuple(queues)
         #: Published, and in no queue yet. The engine thread appends; whoever holds the lock takes out.
         self._kept: deque[AnyEvent] = deque()
+        self._append = self._kept.append
         self._lock = threading.Lock()
         self._is_computing = False
         #: How long it took to put together the batch of the last step.
@@ -57,7 +59,12 @@ class MeteredFanOut:
     def emit(self, event: AnyEvent) -> None:
         """Hand one event to everybody. Raises what a listener raises."""
         if event.step % _ONE_IN:
-            self._keep(event)
+            # What `_keep` does, without a call for each event.
+            if self._is_computing:
+                self._computed()
+            self._append(event)
+            if type(event) in _ENDS_A_HALF:
+                self._half_over(event)
             for emit in self._emits:
                 emit(event)
             return
@@ -89,18 +96,20 @@ class MeteredFanOut:
     def _keep(self, event: AnyEvent) -> None:
         if self._is_computing:
             self._computed()
-        self._kept.append(event)
-        kind = type(event)
-        if kind is StepPlanned:
-            self.hand_over()
-            self._is_computing = True
-            now_ns = time.monotonic_ns()
-            for queue in self._queues:
-                queue.planned(now_ns, self._prepare_ns)
-        elif kind is StepCompleted:
-            times = cast("StepCompleted", event).times
-            self._prepare_ns = times.launched_ns - times.committed_ns
-            self.hand_over()
+        self._append(event)
+        if type(event) in _ENDS_A_HALF:
+            self._half_over(event)
+
+    def _half_over(self, event: AnyEvent) -> None:
+        """A step was planned, or is over."""
+        self.hand_over()
+        if isinstance(event, StepCompleted):
+            self._prepare_ns = event.times.launched_ns - event.times.committed_ns
+            return
+        self._is_computing = True
+        now_ns = time.monotonic_ns()
+        for queue in self._queues:
+            queue.planned(now_ns, self._prepare_ns)
 
     def _computed(self) -> None:
         """The model has come back: this is no time any more to work beside the engine."""

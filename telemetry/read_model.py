@@ -86,12 +86,19 @@ def _nothing() -> None:
 
 
 class StepRow:
-    """One step as kept: its plan, the decisions of its pass, and, once applied, its completion."""
+    """One step as kept: its plan, the decisions of its pass, and, once applied, its completion.
 
-    __slots__ = ("completed", "decisions", "first_waiting", "places", "planned", "waiting_before")
+    Neither has the names of those who decode and of those who get tokens, which no answer shows: 512 steps of 256 are
+    megabytes, in which the memory of new events would go round, and be in no cache when the engine thread comes to it.
+
+    decode_rows  how many decode
+    """
+
+    __slots__ = ("completed", "decisions", "decode_rows", "first_waiting", "places", "planned", "waiting_before")
 
     def __init__(self, planned: StepPlanned, seen: SeenPass) -> None:
-        self.planned = planned
+        self.planned = msgspec.structs.replace(planned, decodes=(), sampling=())
+        self.decode_rows = len(planned.decodes)
         self.decisions = seen.decisions
         self.places = seen.places
         self.first_waiting = seen.first_waiting
@@ -209,8 +216,6 @@ class ReadModel:
         """The step's plan has its end; the book hears of it before the step's tokens are told."""
         for row in reversed(self.steps):
             if row.planned.step == event.step:
-                # Without its tokens, which no answer shows: 512 steps of 256 rows are 10 MiB, in which the memory of
-                # new events would go round, and be in no cache whenever the engine thread comes to it.
                 row.completed = msgspec.structs.replace(event, rows=())
                 self.book.stepped(row.planned, event)
                 break
