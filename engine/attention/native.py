@@ -68,7 +68,8 @@ class NativeBackend:
         out = torch.empty(q.shape, dtype=q.dtype)
         for work in self._windowed.get(self._windows[layer], self._full) if self._windowed else self._full:
             if not work.call.q_heads:
-                work.suit(self._memory, q, k_cache.shape[2])
+                work.suit(q, k_cache.shape[2])
+            work.place(self._memory)
             work.call.q, work.call.out = q.data_ptr(), out.data_ptr()
             work.call.k, work.call.v = k_cache.data_ptr(), v_cache.data_ptr()
             work.run(work.argument)
@@ -108,6 +109,7 @@ class _Decodes:
     def __init__(self, library: Library, metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> None:
         """`members`: indices of the requests with one row. A row is cut by what it sees alone."""
         self.run = library.decode_attention
+        self._floats = 0
         self.parts = _parts(metadata, members, window)
         self._page_ids = np.ascontiguousarray(metadata.kv_indices)
         self.call = Decode(
@@ -118,10 +120,14 @@ class _Decodes:
         )
         self.argument = ctypes.byref(self.call)
 
-    def suit(self, memory: _Memory, q: torch.Tensor, kv_heads: int) -> None:
+    def suit(self, q: torch.Tensor, kv_heads: int) -> None:
         """What is known from the first layer on."""
-        self.call.partial = memory.floats(len(self.parts) * q.shape[1] * (q.shape[2] + 2))
+        self._floats = len(self.parts) * q.shape[1] * (q.shape[2] + 2)
         _fill_in(self.call, q, kv_heads)
+
+    def place(self, memory: _Memory) -> None:
+        """Where the parts are put for this layer: the memory moves when layers of another window need more."""
+        self.call.partial = memory.floats(self._floats)
 
 
 class _Pieces:
@@ -149,7 +155,7 @@ class _Pieces:
             ),
             dtype=np.int32,
         )  # fmt: skip
-        self._tokens = int(ends[-1])
+        self._tokens, self._layout = int(ends[-1]), 0
         piece, block = _numbered(padded // STEP)
         self.layouts = np.stack((piece, np.zeros_like(piece), block), axis=1).astype(np.int32)
         self._items: I32 = np.empty((0, 3), dtype=np.int32)
@@ -164,14 +170,18 @@ class _Pieces:
         )
         self.argument = ctypes.byref(self.call)
 
-    def suit(self, memory: _Memory, q: torch.Tensor, kv_heads: int) -> None:
+    def suit(self, q: torch.Tensor, kv_heads: int) -> None:
         """What is known from the first layer on."""
         heads, dim = q.shape[1:]
         piece, block = _numbered(np.repeat(-(-self.pieces[:, 1] * (heads // kv_heads) // COLUMNS), kv_heads))
         self._items = np.stack((piece // kv_heads, piece % kv_heads, block), axis=1).astype(np.int32)
         self.call.items, self.call.num_items = self._items.ctypes.data, len(self._items)
-        self.call.laid_k, self.call.laid_v = memory.layouts(self._tokens * kv_heads * dim)
+        self._layout = self._tokens * kv_heads * dim
         _fill_in(self.call, q, kv_heads)
+
+    def place(self, memory: _Memory) -> None:
+        """Where contexts are laid out for this layer."""
+        self.call.laid_k, self.call.laid_v = memory.layouts(self._layout)
 
 
 def _fill_in(call: Any, q: torch.Tensor, kv_heads: int) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -54,10 +55,15 @@ class Build:
         self.has_tiles = tiles and may_use_tiles()
         flags = _FLAGS if self.has_tiles else (*_FLAGS, *_NO_TILES)
         sources = sorted(_SOURCES.glob("*.c"))
-        folder = _cache_folder()
+        try:
+            folder = _cache_folder()
+        except RuntimeError as error:  # nobody knows this user's home
+            raise NativeUnavailableError(f"there is no place to keep kernels: {error}") from error
         self._process: subprocess.Popen[str] | None = None
         compiler = _compiler()
         self._library = folder / f"kernels-{_fingerprint(sources, compiler, flags, facts)}.so"
+        if folder.exists():
+            _check_owner(folder)
         if self._library.exists():
             return
         if compiler is None:
@@ -136,6 +142,13 @@ def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return root / "admitscope"
+
+
+def _check_owner(folder: Path) -> None:
+    """Raise where somebody else could have put a library there: it would run as part of this process."""
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NativeUnavailableError(f"{folder} belongs to, or can be written by, others")
 
 
 def _fingerprint(sources: list[Path], compiler: list[str] | None, flags: tuple[str, ...], facts: frozenset[str]) -> str:

@@ -142,3 +142,16 @@ def test_one_backend_serves_steps_of_any_kind_after_each_other() -> None:
         batch = build(lens, shape, page_seed=2, dtype=torch.bfloat16)
         with torch.inference_mode():
             assert largest_error(attend(backend, batch), float64_loop(batch)) < 3e-2
+
+
+def test_layers_of_different_windows_share_memory_that_grows_between_them() -> None:
+    windows = (40, 0, 40, 0)
+    batch = build([(1, 900)] * 4 + [(70, 600)], Shape(page_size=16, group=3, dim=64), page_seed=2, dtype=torch.bfloat16)
+    backend = NativeBackend(library(True), head_dim=64, windows=windows)
+    backend.prepare(batch.metadata)
+    got = [backend.run(batch.q, batch.k_cache, batch.v_cache, layer) for layer in range(4)]
+    assert torch.equal(got[0], got[2])
+    assert torch.equal(got[1], got[3])
+    alone = [attend(NativeBackend(library(True), head_dim=64, windows=(window,)), batch) for window in (40, 0)]
+    assert torch.equal(got[0], alone[0])
+    assert torch.equal(got[1], alone[1])

@@ -110,6 +110,25 @@ def test_a_cache_that_cannot_be_written(folder: Path, monkeypatch: pytest.Monkey
         Build()
 
 
+def test_a_cache_that_others_can_write_is_not_trusted(folder: Path) -> None:
+    path = Build().wait()
+    folder.chmod(0o777)
+    with pytest.raises(NativeUnavailableError, match="can be written by, others"):
+        Build()
+    folder.chmod(0o700)
+    assert Build().wait() == path
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(NativeUnavailableError, match="no place to keep kernels: Could not determine"):
+        Build()
+
+
 def test_a_processor_without_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "processor_flags", lambda: frozenset({"avx512f", "avx512bw", "avx2"}))
     with pytest.raises(NativeUnavailableError, match="has no avx512dq, avx512vl, avx512_bf16, avx512_vnni"):
