@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
 from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `serve` has it: torch reads it when it is imported
 
 import numpy as np
 import torch

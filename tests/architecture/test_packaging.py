@@ -38,6 +38,8 @@ def test_data_and_licence_travel(wheel: zipfile.Path) -> None:
         "telemetry/demo/data/shakespeare.txt.gz",
         "telemetry/demo/data/README.md",
         "engine/py.typed",
+        "engine/native/kernels/common.h",
+        "engine/native/kernels/pool.c",
     ):
         assert wheel.joinpath(name).exists(), name
     (info,) = (entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info"))
