@@ -110,8 +110,8 @@ class ForwardWindow:
         return self.is_open and self._begins_ns <= time.monotonic_ns() < self._ends_ns
 
     def wait(self, published: Callable[[], int], patience_s: float) -> bool:
-        """Wait until it opens, or opens anew. False: the engine is idle (`published` stands), or it did not open for
-        `patience_s`."""
+        """Wait until it opens, opens anew, or lasts longer than expected. False: the engine is idle (`published`
+        stands), or it did not open for `patience_s`."""
         left_s = patience_s
         self.is_awaited = True
         try:
@@ -124,8 +124,12 @@ class ForwardWindow:
                 before = published()
                 if not self._bell.wait(IDLE_S):
                     left_s -= IDLE_S
-                    if published() == before:
+                    if published() != before:
+                        continue
+                    if not self.is_open:
                         return False
+                    # It lasts longer than the last few, or the engine stands: nothing is to be held up until it shuts.
+                    self._ends_ns = _NEVER
             return self.leaves_time
         finally:
             self.is_awaited = False

@@ -136,3 +136,21 @@ def test_work_begins_once_the_batch_is_put_together(monkeypatch: pytest.MonkeyPa
     assert not window.leaves_time, "the engine is still at work"
     assert window.wait(lambda: 0, 60.0)
     assert slept == [0.0003], "somewhat later than last time, without the bell"
+
+
+def test_a_forward_that_lasts_longer_than_the_last_few_is_used_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "IDLE_S", 0.001)
+    now = 0
+    monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
+    window = ForwardWindow(Bell())
+    window.open(now)
+    now += 5_000_000
+    window.shut(now)
+    window.open(now)
+    now += 5_000_000
+    before = window.leaves_time
+    assert window.wait(lambda: 7, 60.0), "nothing is published meanwhile, but the engine does not rest: it computes"
+    after = window.leaves_time
+    window.shut(now)
+    assert (before, after, window.leaves_time) == (False, True, False)
+    assert not window.wait(lambda: 7, 60.0)
