@@ -1,13 +1,28 @@
 /* What happens to a row between two products: norms, quantization, rotation, the way into the cache. */
 #include "common.h"
 
+/* What RMS norm multiplies x [width] by. Four sums at a time, which do not wait for each other. */
 INLINE float mean_square_scale(const bf16 *x, long width, float eps) {
-    __m512 squares = _mm512_setzero_ps();
-    for (long i = 0; i < width; i += 16) {
+    __m512 sums[4];
+    for (int j = 0; j < 4; j++) sums[j] = _mm512_setzero_ps();
+    long i = 0;
+    for (; i + 64 <= width; i += 64)
+        for (int j = 0; j < 4; j++) {
+            __m512 v = load_bf16(x + i + 16 * j);
+            sums[j] = _mm512_fmadd_ps(v, v, sums[j]);
+        }
+    for (; i < width; i += 16) {
         __m512 v = load_bf16(x + i);
-        squares = _mm512_fmadd_ps(v, v, squares);
+        sums[0] = _mm512_fmadd_ps(v, v, sums[0]);
     }
-    return 1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(squares) / (float)width + eps);
+    __m512 all = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+    return 1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(all) / (float)width + eps);
+}
+
+/* 16 numbers of a row, as they go into a product: normed where `weight` is given. */
+INLINE __m512 entering(const bf16 *x, __m512 scale, const float *weight, long i) {
+    __m512 v = load_bf16(x + i);
+    return weight ? _mm512_mul_ps(_mm512_mul_ps(v, scale), _mm512_loadu_ps(weight + i)) : v;
 }
 
 INLINE long row_tasks(long rows) { return (rows + TASK_ROWS - 1) / TASK_ROWS; }
@@ -33,8 +48,7 @@ static void norm_task(const void *job, long task, int thread) {
         const bf16 *in = n->x + row * n->width;
         __m512 scale = _mm512_set1_ps(mean_square_scale(in, n->width, n->eps));
         for (long i = 0; i < n->width; i += 16)
-            store_bf16(n->out + row * n->width + i,
-                       _mm512_mul_ps(_mm512_mul_ps(load_bf16(in + i), scale), _mm512_loadu_ps(n->weight + i)));
+            store_bf16(n->out + row * n->width + i, entering(in, scale, n->weight, i));
     }
 }
 
@@ -44,26 +58,34 @@ EXPORT void norm_rows(const bf16 *x, const float *weight, float eps, bf16 *out, 
     run_tasks(norm_task, &norming, row_tasks(rows), threads);
 }
 
-/* One row, already in float32, to two int8 rows and a scale: x ≈ scale (high + low / 254). NaN gives a scale of NaN. */
-INLINE float quantize(const float *x, int8_t *high, int8_t *low, long width) {
-    __m512 most = _mm512_setzero_ps();
+/* A row to float32. Returns its largest number without sign, NaN where one is NaN. */
+INLINE float widen(const bf16 *x, __m512 scale, const float *weight, float *wide, long width) {
+    __m512 most[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     __mmask16 unordered = 0;
-    for (long i = 0; i < width; i += 16) {
-        __m512 v = _mm512_loadu_ps(x + i);
-        unordered |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-        most = _mm512_max_ps(most, _mm512_abs_ps(v));
-    }
-    float largest = _mm512_reduce_max_ps(most);
+    for (long i = 0; i < width; i += 32)
+        for (int j = 0; j < 2; j++) {
+            long at = i + 16 * j;
+            if (at >= width) break;
+            __m512 v = entering(x, scale, weight, at);
+            _mm512_storeu_ps(wide + at, v);
+            unordered |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+            most[j] = _mm512_max_ps(most[j], _mm512_abs_ps(v));
+        }
+    return unordered ? __builtin_nanf("") : _mm512_reduce_max_ps(_mm512_max_ps(most[0], most[1]));
+}
+
+/* A row in float32 to two int8 rows and their scale: x ≈ scale (high + low / 254). NaN gives a scale of NaN. */
+INLINE float quantize(const float *x, float largest, int8_t *high, int8_t *low, long width) {
     if (largest < 1.17549435e-38f) largest = 127 * 1.17549435e-38f; /* a row of zeros */
     __m512 to_steps = _mm512_set1_ps(127.0f / largest);
     for (long i = 0; i < width; i += 16) {
         __m512 steps = _mm512_mul_ps(_mm512_loadu_ps(x + i), to_steps);
-        __m512i coarse = _mm512_cvtps_epi32(steps);
-        __m512 rest = _mm512_mul_ps(_mm512_sub_ps(steps, _mm512_cvtepi32_ps(coarse)), _mm512_set1_ps(254.0f));
-        _mm_storeu_si128((void *)(high + i), _mm512_cvtsepi32_epi8(coarse));
+        __m512 coarse = _mm512_roundscale_ps(steps, 8);
+        __m512 rest = _mm512_mul_ps(_mm512_sub_ps(steps, coarse), _mm512_set1_ps(254.0f));
+        _mm_storeu_si128((void *)(high + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(coarse)));
         _mm_storeu_si128((void *)(low + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(rest)));
     }
-    return unordered ? __builtin_nanf("") : largest / 127.0f;
+    return largest / 127.0f;
 }
 
 typedef struct {
@@ -82,12 +104,8 @@ static void quantize_task(const void *job, long task, int thread) {
     ROWS_OF(task, q->rows) {
         const bf16 *in = q->x + row * width;
         __m512 scale = _mm512_set1_ps(q->weight ? mean_square_scale(in, width, q->eps) : 1.0f);
-        for (long i = 0; i < width; i += 16) {
-            __m512 v = load_bf16(in + i);
-            if (q->weight) v = _mm512_mul_ps(_mm512_mul_ps(v, scale), _mm512_loadu_ps(q->weight + i));
-            _mm512_storeu_ps(wide + i, v);
-        }
-        q->scales[row] = quantize(wide, q->high + row * width, q->low + row * width, width);
+        float largest = widen(in, scale, q->weight, wide, width);
+        q->scales[row] = quantize(wide, largest, q->high + row * width, q->low + row * width, width);
     }
 }
 
