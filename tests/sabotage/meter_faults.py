@@ -74,7 +74,7 @@ def pages_twice(metrics: MetricsSink, patch: pytest.MonkeyPatch) -> None:
         original(event)
         original(event)
 
-    patch.setattr(metrics, "_moved", broken)
+    patch.setitem(metrics._handlers, PagesMoved, broken)
 
 
 # -- counters --------------------------------------------------------------------------------------------------------
