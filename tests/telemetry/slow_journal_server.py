@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 EVENT_S = 0.05
 WRITE_OUT_S = 2.0
 
 
-def slow(emit: Any) -> Any:
-    """`emit` as a slow disk makes it."""
+def slow(take: Any) -> Any:
+    """`take` as a slow disk makes it."""
 
-    def wrapped(*arguments: Any) -> None:
-        time.sleep(EVENT_S)
-        emit(*arguments)
+    def wrapped(journal: Any, events: Sequence[Any]) -> None:
+        time.sleep(EVENT_S * len(events))
+        take(journal, events)
 
     return wrapped
 
@@ -28,6 +29,6 @@ if __name__ == "__main__":
     from telemetry.cli import main
     from telemetry.journal_cap import CappedJournal
 
-    CappedJournal.emit = slow(CappedJournal.emit)
+    CappedJournal.take = slow(CappedJournal.take)
     listeners.WRITE_OUT_S = WRITE_OUT_S
     sys.exit(main())
