@@ -51,14 +51,17 @@ class IsolatedSink:
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Hand several over. An event that raises is counted, and the next one follows."""
         self._seen += len(events)
-        rest = iter(events)
-        while True:
+        rest, left = iter(events), len(events)
+        while left:
             try:
                 self._feed(rest)
             except self._lets_through:
                 raise
             except Exception as error:  # a broken listener must not end the thread; it is counted instead
-                event = events[len(events) - length_hint(rest) - 1]
+                if length_hint(rest) == left:
+                    next(rest)  # it was not even looked at
+                left = length_hint(rest)
+                event = events[len(events) - left - 1]
                 self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
             else:
                 return

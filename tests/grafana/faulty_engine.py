@@ -105,7 +105,7 @@ def silence() -> None:
     def fail(self: InvariantChecker, *_: Any) -> None:
         raise RuntimeError("the checker is out of order")
 
-    InvariantChecker.emit = fail
+    InvariantChecker.feed = fail
     InvariantChecker.audit = fail
 
 

@@ -220,6 +220,17 @@ def test_isolation_goes_on_behind_the_event_that_a_listener_of_many_raised_for(
     assert "taking StepPlanned of step 1" in caplog.records[0].getMessage()
 
 
+def test_isolation_counts_a_listener_that_takes_nothing_for_each_event(numbered: Any) -> None:
+    class Refusing(Failing):
+        def feed(self, events: Iterator[AnyEvent]) -> None:
+            raise RuntimeError("out of order")
+
+    sink = IsolatedSink(Refusing(), "checker")
+    sink.take([numbered.planned(step) for step in range(5)])
+    sink.take([])
+    assert (sink.stats().errors, sink.stats().delivered) == (5, 0)
+
+
 def test_isolation_lets_named_verdicts_and_interrupts_through(numbered: Any) -> None:
     event = numbered.planned(1)
     with pytest.raises(Broken):
