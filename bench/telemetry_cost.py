@@ -20,9 +20,11 @@ from pathlib import Path
 
 from engine.clock import VirtualClock
 from engine.events import AnyEvent, EngineStarted, EventSink, RecordingSink
-from telemetry.buffered import BufferedSink
+from telemetry.buffered import BufferedSink, TakesMany
 from telemetry.exposition import Exposition
+from telemetry.isolation import IsolatedSink
 from telemetry.journal import JournalSink
+from telemetry.metering import MeteredFanOut
 from telemetry.metrics import MetricsSink
 from telemetry.read_model import ReadModel
 from telemetry.spans.draft import SpanDraft
@@ -30,6 +32,8 @@ from telemetry.spans.sink import SpanSink
 from tests.builders import CoreRun, engine_config
 
 RUNS = 5
+#: Events that a worker takes at once.
+BATCH = 8
 
 
 class Nowhere:
@@ -53,11 +57,8 @@ class Queues:
 
     def __init__(self) -> None:
         kept = RecordingSink()
-        self._queues = [BufferedSink(kept, name, capacity=10_000_000, period_s=60.0) for name in ("journal", "shared")]
-
-    def emit(self, event: AnyEvent) -> None:
-        for queue in self._queues:
-            queue.emit(event)
+        queues = [BufferedSink(kept, name, capacity=10_000_000, period_s=60.0) for name in ("journal", "shared")]
+        self.emit = MeteredFanOut([], time.perf_counter_ns, queues=queues).emit
 
 
 def recorded(rows: int) -> tuple[Sequence[AnyEvent], int]:
@@ -81,10 +82,15 @@ def best(work: Callable[[], object], runs: int = RUNS) -> float:
 
 
 def feed(make: Callable[[], EventSink], events: Sequence[AnyEvent]) -> EventSink:
-    """A fresh listener that has heard everything."""
+    """A fresh listener that has heard everything, the queues event by event, the others as a worker feeds them."""
     sink = make()
-    for event in events:
-        sink.emit(event)
+    if isinstance(sink, Queues):
+        for event in events:
+            sink.emit(event)
+        return sink
+    take = sink.take if isinstance(sink, TakesMany) else IsolatedSink(sink, "bench").take
+    for at in range(0, len(events), BATCH):
+        take(events[at : at + BATCH])
     return sink
 
 
