@@ -138,7 +138,7 @@ class BufferedSink:
         self._given_up = False
         self._bell = Bell()
         #: When work beside the engine costs it least.
-        self.forward = ForwardWindow(self._bell)
+        self.window = ForwardWindow(self._bell)
         #: Brings what was published and not handed over yet. Set by whoever keeps some back; any thread calls it.
         self.refill: Callable[[], None] = _nothing
         self._drained = threading.Condition()
@@ -148,10 +148,12 @@ class BufferedSink:
 
     def emit(self, event: AnyEvent) -> None:
         """Queue one event, or drop it when `capacity` wait or after `close`. Waits for nobody, never raises."""
-        self.forward.shut(time.monotonic_ns())
+        forward = self.window.forward
+        forward.shut(time.monotonic_ns())
         self.hand((event,))
         if type(event) is StepPlanned:
-            self.planned(time.monotonic_ns())
+            forward.open(time.monotonic_ns())
+            self.planned()
 
     def hand(self, events: Sequence[AnyEvent]) -> None:
         """Queue several, and drop those for which there is no room. One thread at a time; waits for nobody."""
@@ -162,11 +164,10 @@ class BufferedSink:
         self._queue.extend(events)
         self._accepted += len(events)
 
-    def planned(self, now_ns: int, prepare_ns: int = 0) -> None:
-        """The last event was a plan; see `ForwardWindow.open`. The engine thread alone."""
-        forward, waiting = self.forward, len(self._queue)
-        forward.open(now_ns, prepare_ns)
-        if forward.is_awaited or waiting > _WORTH_A_RING:
+    def planned(self) -> None:
+        """The last event was a plan, with which the forward has opened. The engine thread alone."""
+        waiting = len(self._queue)
+        if self.window.is_awaited or waiting > _WORTH_A_RING:
             self._bell.ring()
             if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
                 self._gave_way_at = self._delivered
@@ -324,8 +325,8 @@ class BufferedSink:
         waits = True
         began = time.perf_counter_ns()
         while not self._given_up:
-            if waits and waiting and not self.forward.leaves_time and self._is_polite:
-                waits = self.forward.wait(self._count_accepted, self._period_s)
+            if waits and waiting and not self.window.forward.leaves_time and self._is_polite:
+                waits = self.window.wait(self._count_accepted, self._period_s)
                 began = time.perf_counter_ns()
             # A call that comes after this look comes after all that wait by now.
             most = min(waiting, self._batch)

@@ -19,6 +19,7 @@ from typing import Final
 from engine.events import AnyEvent, EventSink, StepCompleted, StepPlanned
 from telemetry.buffered import BufferedSink
 from telemetry.metric_catalog import PARTS
+from telemetry.pacing import Forward
 
 _ONE_IN: Final = 16
 _PUBLISH: Final = "publish"
@@ -53,8 +54,11 @@ class MeteredFanOut:
         self._is_computing = False
         #: How long it took to put together the batch of the last step.
         self._prepare_ns = 0
+        #: When the queues' workers may work.
+        self._forward = Forward()
         for queue in queues:
             queue.refill = self.hand_over
+            queue.window.forward = self._forward
 
     def emit(self, event: AnyEvent) -> None:
         """Hand one event to everybody. Raises what a listener raises."""
@@ -107,13 +111,11 @@ class MeteredFanOut:
             self._prepare_ns = event.times.launched_ns - event.times.committed_ns
             return
         self._is_computing = True
-        now_ns = time.monotonic_ns()
+        self._forward.open(time.monotonic_ns(), self._prepare_ns)
         for queue in self._queues:
-            queue.planned(now_ns, self._prepare_ns)
+            queue.planned()
 
     def _computed(self) -> None:
         """The model has come back: this is no time any more to work beside the engine."""
         self._is_computing = False
-        now_ns = time.monotonic_ns()
-        for queue in self._queues:
-            queue.forward.shut(now_ns)
+        self._forward.shut(time.monotonic_ns())

@@ -1,7 +1,7 @@
-"""When a worker beside the engine may run. Owns: the turns of workers, and the engine's forward as their window.
+"""When a worker beside the engine may run. Owns: the turns of workers, and the engine's forward.
 
 Work beside the engine thread is cheapest while the model computes: then the engine wants neither the interpreter's lock
-nor what lies in the caches. `ForwardWindow` follows that by what the engine publishes; nobody asks the engine.
+nor what lies in the caches. `Forward` follows that by what the engine publishes; nobody asks the engine.
 """
 
 from __future__ import annotations
@@ -72,29 +72,28 @@ class Turns:
         self._lock.release()
 
 
-class ForwardWindow:
+class Forward:
     """When the engine's model computes, by what the engine published last: a plan opens it, anything else shuts it.
 
-    The engine thread opens and shuts it, and rings where `is_awaited`. Who works meanwhile begins when the batch is put
-    together, which takes as long as it did last time, and stops in time: the next forward lasts as long as the shortest
-    of the last few, for all one knows. Where that is too short to be of use, it is no limit, and the window's end
-    interrupts the work. Times are those of `time.monotonic_ns`.
+    The engine thread opens and shuts it. Who works meanwhile begins when the batch is put together, which takes as long
+    as it did last time, and stops in time: the next forward lasts as long as the shortest of the last few, for all one
+    knows. Where that is too short to be of use, it is no limit, and its end interrupts the work. Times are those of
+    `time.monotonic_ns`.
     """
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self) -> None:
         self.is_open = False
-        self.is_awaited = False
-        self._bell = bell
         self._opened_ns = self._begins_ns = 0
         self._ends_ns = _NEVER
         self._lasted_ns: deque[int] = deque(maxlen=_REMEMBERED)
+        self._shortest_ns = 0
 
     def open(self, now_ns: int, prepare_ns: int = 0) -> None:
-        """A step was planned; its batch will take `prepare_ns` to prepare."""
+        """A step was planned; its batch took `prepare_ns` to prepare the last time."""
         self._opened_ns = now_ns
         # A little later than expected: who begins too early holds up the preparation itself.
         self._begins_ns = now_ns + prepare_ns * 3 // 2
-        shortest = min(self._lasted_ns, default=0)
+        shortest = self._shortest_ns
         self._ends_ns = now_ns + shortest - MARGIN_NS if shortest > prepare_ns + 2 * MARGIN_NS else _NEVER
         self.is_open = True
 
@@ -103,11 +102,33 @@ class ForwardWindow:
         if self.is_open:
             self.is_open = False
             self._lasted_ns.append(now_ns - self._opened_ns)
+            self._shortest_ns = min(self._lasted_ns)
+
+    def outlast(self) -> None:
+        """It lasts longer than the last few, or the engine stands: nothing is to be held up until it shuts."""
+        self._ends_ns = _NEVER
 
     @property
     def leaves_time(self) -> bool:
         """Whether work that begins now will not hold up the engine, for all one knows. Any thread."""
         return self.is_open and self._begins_ns <= time.monotonic_ns() < self._ends_ns
+
+    @property
+    def begins_in_s(self) -> float:
+        """Seconds until the batch is put together; not above 0 where it is, or no step is planned."""
+        return (self._begins_ns - time.monotonic_ns()) / 1e9 if self.is_open else 0.0
+
+
+class ForwardWindow:
+    """One worker before the engine's forward, which others look at too.
+
+    is_awaited  it waits for the next one, so whoever opens that rings
+    """
+
+    def __init__(self, bell: Bell) -> None:
+        self.forward = Forward()
+        self.is_awaited = False
+        self._bell = bell
 
     def wait(self, published: Callable[[], int], patience_s: float) -> bool:
         """Wait until it opens, opens anew, or lasts longer than expected. False: the engine is idle (`published`
@@ -115,9 +136,9 @@ class ForwardWindow:
         left_s = patience_s
         self.is_awaited = True
         try:
-            while not self.leaves_time and left_s > 0:
-                soon_s = (self._begins_ns - time.monotonic_ns()) / 1e9
-                if self.is_open and soon_s > 0:
+            while not self.forward.leaves_time and left_s > 0:
+                soon_s = self.forward.begins_in_s
+                if soon_s > 0:
                     time.sleep(min(soon_s, IDLE_S))
                     left_s -= soon_s
                     continue
@@ -126,10 +147,9 @@ class ForwardWindow:
                     left_s -= IDLE_S
                     if published() != before:
                         continue
-                    if not self.is_open:
+                    if not self.forward.is_open:
                         return False
-                    # It lasts longer than the last few, or the engine stands: nothing is to be held up until it shuts.
-                    self._ends_ns = _NEVER
-            return self.leaves_time
+                    self.forward.outlast()
+            return self.forward.leaves_time
         finally:
             self.is_awaited = False

@@ -141,15 +141,16 @@ def test_the_window_of_a_queue_is_open_from_a_plan_to_the_next_event(numbered: A
     fan_out, seen = MeteredFanOut([], lambda: 0, queues=[queue]), []
     for event in (numbered.planned(1), numbered.arrived("r1"), numbered.arrived("r2"), numbered.planned(2)):
         fan_out.emit(event)
-        seen.append(queue.forward.is_open)
+        seen.append(queue.window.forward.is_open)
     assert seen == [True, False, False, True]
     assert queue.close()
 
 
 def test_a_queue_is_told_how_long_the_batch_of_the_last_step_took_to_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, told = BufferedSink(RecordingSink(), "journal"), []
-    monkeypatch.setattr(queue, "planned", lambda now_ns, prepare_ns: told.append(prepare_ns))
-    run = TimedRun(engine_config(), MeteredFanOut([], lambda: 0, queues=[queue]))
+    fan_out = MeteredFanOut([], lambda: 0, queues=[queue])
+    monkeypatch.setattr(queue.window.forward, "open", lambda now_ns, prepare_ns: told.append(prepare_ns))
+    run = TimedRun(engine_config(), fan_out)
     run.add("r1", 8, 3, ignore_eos=True)
     for prepare_ns in (70, 80, 90):
         run.timed_step((0, 0, 0, 0, prepare_ns, MS, 0))

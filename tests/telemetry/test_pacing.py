@@ -28,9 +28,9 @@ class Engine(threading.Thread):
                 return
             self.published = number
             if not self._opens(number):
-                self._window.shut(time.monotonic_ns())
+                self._window.forward.shut(time.monotonic_ns())
                 continue
-            self._window.open(time.monotonic_ns())
+            self._window.forward.open(time.monotonic_ns())
             if self._window.is_awaited:
                 self._bell.ring()
 
@@ -89,36 +89,36 @@ def test_work_ends_before_the_shortest_of_the_last_forwards_would(monkeypatch: p
     monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
     window = ForwardWindow(Bell())
     for lasts_ns in (9_000_000, 5_000_000, 7_000_000):
-        window.open(now)
+        window.forward.open(now)
         now += lasts_ns
-        window.shut(now)
-        assert not window.leaves_time
-    window.open(now)
+        window.forward.shut(now)
+        assert not window.forward.leaves_time
+    window.forward.open(now)
     end = now + 5_000_000 - pacing.MARGIN_NS
     now = end - 1
-    before = window.leaves_time
+    before = window.forward.leaves_time
     now = end
-    assert (before, window.leaves_time) == (True, False)
-    assert window.is_open, "the model still computes, but who knows for how long"
+    assert (before, window.forward.leaves_time) == (True, False)
+    assert window.forward.is_open, "the model still computes, but who knows for how long"
     for _ in range(4):  # long ago is forgotten
-        window.open(now)
+        window.forward.open(now)
         now += 20_000_000
-        window.shut(now)
-    window.open(now)
+        window.forward.shut(now)
+    window.forward.open(now)
     now += 19_000_000
-    assert window.leaves_time
+    assert window.forward.leaves_time
 
 
 def test_forwards_that_are_too_short_to_plan_with_are_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0
     monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
     window = ForwardWindow(Bell())
-    window.open(now)
+    window.forward.open(now)
     now += 2 * pacing.MARGIN_NS
-    window.shut(now)
-    window.open(now)
+    window.forward.shut(now)
+    window.forward.open(now)
     now += 10**10
-    assert window.leaves_time
+    assert window.forward.leaves_time
 
 
 def test_work_begins_once_the_batch_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_work_begins_once_the_batch_is_put_together(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
     monkeypatch.setattr("telemetry.pacing.time.sleep", sleep)
     window = ForwardWindow(Bell())
-    window.open(now, prepare_ns=200_000)
-    assert not window.leaves_time, "the engine is still at work"
+    window.forward.open(now, prepare_ns=200_000)
+    assert not window.forward.leaves_time, "the engine is still at work"
     assert window.wait(lambda: 0, 60.0)
     assert slept == [0.0003], "somewhat later than last time, without the bell"
 
@@ -143,14 +143,14 @@ def test_a_forward_that_lasts_longer_than_the_last_few_is_used_until_it_ends(mon
     now = 0
     monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
     window = ForwardWindow(Bell())
-    window.open(now)
+    window.forward.open(now)
     now += 5_000_000
-    window.shut(now)
-    window.open(now)
+    window.forward.shut(now)
+    window.forward.open(now)
     now += 5_000_000
-    before = window.leaves_time
+    before = window.forward.leaves_time
     assert window.wait(lambda: 7, 60.0), "nothing is published meanwhile, but the engine does not rest: it computes"
-    after = window.leaves_time
-    window.shut(now)
-    assert (before, after, window.leaves_time) == (False, True, False)
+    after = window.forward.leaves_time
+    window.forward.shut(now)
+    assert (before, after, window.forward.leaves_time) == (False, True, False)
     assert not window.wait(lambda: 7, 60.0)
