@@ -3,8 +3,8 @@
 A decode row costs what reading its context once costs: nothing is gathered, and no row waits for a longer one. Prompt
 pieces are computed on matrix units, where the processor has them; else they go the way of CpuBackend.
 
-What a row computes depends on itself alone: bits are the same alone and in company, and on matrix units those of a
-prompt are the same whole and in pieces of two or more rows.
+What a row computes depends on itself alone: bits are the same alone and in company. On matrix units they are also the
+same in a whole prompt, in any piece of it, behind any cached prefix, and as a decode row.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from numpy.typing import NDArray
 
 from engine.attention.cpu import CpuBackend, binding_windows
 from engine.attention.metadata import I32, PagedMetadata
-from engine.native.library import COLUMNS, CUT, MOST_DIM, STEP, Decode, Library, Prefill
+from engine.native.library import COLUMNS, PART, STEP, Decode, Library, Prefill
 
 
 class NativeBackend:
-    """Attention over bfloat16 pages. head_dim: a multiple of 32.
+    """Attention over bfloat16 pages. head_dim: a multiple of 32, at most MOST_DIM.
 
     windows   see LlamaConfig.windows; () when every layer sees everything
     """
 
     name = "native"
 
-    def __init__(self, library: Library, *, head_dim: int, windows: tuple[int, ...] = ()) -> None:
+    def __init__(self, library: Library, *, windows: tuple[int, ...] = ()) -> None:
         self._library = library
         self._windows = windows
-        self._has_prefill = library.has_tiles and head_dim <= MOST_DIM
         self._torchs = CpuBackend(dtype=torch.bfloat16, windows=windows)
         self._is_torchs = False
         #: Work of this step: for layers that see everything, and by window, where it hides something.
@@ -44,7 +43,7 @@ class NativeBackend:
         """Cut contexts and prompt pieces into tasks."""
         lens = metadata.qo_lens
         rows, pieces = np.flatnonzero(lens == 1), np.flatnonzero(lens > 1)
-        self._is_torchs = bool(len(pieces)) and not (self._has_prefill and metadata.causal)
+        self._is_torchs = bool(len(pieces)) and not (self._library.has_tiles and metadata.causal)
         if self._is_torchs:
             self._torchs.prepare(metadata, only_pieces=True)
             pieces = pieces[:0]
@@ -103,7 +102,7 @@ class _Memory:
 class _Decodes:
     """Decode rows of one step, for layers of the same window, and the kernel's argument.
 
-    parts   [P, 6] int32: row, first page id, first position, end, number of the part, parts of the row
+    parts   [P, 7] int32, see `Part` of kernels/decode.h
     """
 
     def __init__(self, library: Library, metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> None:
@@ -200,12 +199,14 @@ def _numbered(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def _parts(metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> I32:
     ends = metadata.seq_lens[members]
-    firsts = ends - np.minimum(ends, window) if window else np.zeros_like(ends)
-    counts = -(-(ends - firsts) // CUT)
+    seen_from = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
+    firsts = seen_from // STEP * STEP
+    counts = -(-ends // PART) - firsts // PART
     whose, number = _numbered(counts)
-    parts = np.empty((len(number), 6), dtype=np.int32)
-    parts[:, 0], parts[:, 1] = metadata.qo_indptr[members][whose], metadata.kv_indptr[members][whose]
-    parts[:, 2] = firsts[whose] + number * CUT
-    parts[:, 3] = np.minimum(parts[:, 2] + CUT, ends[whose])
-    parts[:, 4], parts[:, 5] = number, counts[whose]
-    return parts
+    border = (firsts // PART)[whose] + number
+    columns = (
+        metadata.qo_indptr[members][whose], metadata.kv_indptr[members][whose],
+        np.maximum(border * PART, firsts[whose]), np.minimum((border + 1) * PART, ends[whose]),
+        seen_from[whose], number, counts[whose],
+    )  # fmt: skip
+    return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)

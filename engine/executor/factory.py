@@ -138,7 +138,7 @@ def _on_cpu(config: EngineConfig, path: Path, choice: CpuFormChoice) -> tuple[De
             shape, weights = load_weights(path, form.dtype)
     if form.library is not None:
         native = NativeLlama(shape, weights, form.library, quantization=form.quantization)
-        return native, NativeBackend(form.library, head_dim=shape.head_dim, windows=shape.windows)
+        return native, NativeBackend(form.library, windows=shape.windows)
     attention: AttentionBackend
     if config.executor.attention_backend == "reference":
         attention = TorchReferenceBackend(windows=shape.windows)

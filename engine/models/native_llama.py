@@ -20,7 +20,7 @@ from engine.models.native_linear import Bf16Linear, Int8Linear, NativeLinear, No
 from engine.models.quantized import Quantization
 from engine.models.rope import rope_tables
 from engine.models.weights import LayerWeights, LlamaWeights
-from engine.native.library import ADD_TO_BF16, SILU_TO_BF16, TO_BF16, TO_FLOAT, Heads, Library
+from engine.native.library import ADD_TO_BF16, MOST_DIM, SILU_TO_BF16, TO_BF16, TO_FLOAT, Heads, Library
 
 #: Half a head is turned 16 numbers at a time.
 _HEAD_STEP: Final = 32
@@ -53,6 +53,8 @@ def misfit(config: LlamaConfig, quantization: Quantization) -> str | None:
             return f"{name} {width} is no multiple of {step}"
     if config.head_dim % _HEAD_STEP:
         return f"head_dim {config.head_dim} is no multiple of {_HEAD_STEP}"
+    if config.head_dim > MOST_DIM:
+        return f"head_dim {config.head_dim} is above {MOST_DIM}"
     return None
 
 

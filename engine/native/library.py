@@ -23,12 +23,12 @@ SILU_TO_BF16: Final[Mode] = 3
 GROUP: Final = 64
 BF16_STEP: Final = 32
 INT8_STEP: Final = 64
-#: Tokens of one part of a decode row's context.
-CUT: Final = 128
-#: Tokens of one step of a prompt piece's softmax, and columns (query rows times heads of a group) of one task.
+#: Tokens of one step of the softmax, and of the parts that a context is cut into.
 STEP: Final = 64
+PART: Final = 256
+#: Of prompt pieces: columns (query rows times heads of a group) of one task.
 COLUMNS: Final = 32
-#: Largest head that `prefill_attention` takes.
+#: Largest head with matrix units.
 MOST_DIM: Final = 256
 
 
@@ -44,7 +44,7 @@ class Heads(ctypes.Structure):
 
 
 class Decode(ctypes.Structure):
-    """`Decode` of kernels/attention.c."""
+    """`Decode` of kernels/decode.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "out", "k", "v", "page_ids", "parts", "partial")),

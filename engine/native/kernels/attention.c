@@ -1,43 +1,24 @@
-/* Attention of decode rows over paged K/V, read where they lie.
+/* Attention of decode rows over paged K/V, read where they lie; the way without matrix units, and how parts become one.
  *
- * The context of a row is cut at multiples of CUT tokens of what it sees, whatever its company and the number of threads; parts
- * are put together in order. So a row has the same bits alone and in a batch. Softmax runs online within a part
- * (FlashAttention, arXiv:2205.14135), parts are merged by their maxima (Flash-Decoding). All sums are float32.
+ * The context of a row is cut into parts of PART tokens, counted from its start, whatever its company and the number of
+ * threads; parts are put together in order. So a row has the same bits alone and in a batch. All sums are float32.
  */
-#include "common.h"
+#include "decode.h"
+#include "tiles.h"
 
-#define CUT 128
 #define MOST_HEADS 4 /* query heads that share one pass over K/V */
 
-/* One part of one row's context. */
-typedef struct {
-    int32_t row;   /* of q and out */
-    int32_t pages; /* where the request's page ids begin in `page_ids` */
-    int32_t first, end; /* positions */
-    int32_t part, parts;
-} Part;
-
-typedef struct {
-    const bf16 *q;
-    bf16 *out;
-    const bf16 *k, *v; /* [pages, page_size, kv_heads, dim] */
-    const int32_t *page_ids;
-    const Part *parts;
-    float *partial; /* [parts, q_heads, dim + 2]: sums, then the maximum and the sum of weights */
-    long num_parts, q_stride, out_stride; /* strides in elements */
-    long page_size, q_heads, kv_heads, dim;
-    float scale;
-    int threads;
-} Decode;
-
+#ifndef __AMX_BF16__
 /* Tokens [from, until) of a part that lie on one page. `k` and `v` are where the first of them begins. */
 typedef struct {
     long from, until;
     const bf16 *k, *v;
 } Run;
 
+INLINE long first_seen(const Part *p) { return p->seen_from > p->first ? p->seen_from : p->first; }
+
 INLINE Run run_at(const Decode *d, const Part *p, long from, long count) {
-    long position = p->first + from, offset = position % d->page_size, until = from + d->page_size - offset;
+    long position = first_seen(p) + from, offset = position % d->page_size, until = from + d->page_size - offset;
     long slot = (long)d->page_ids[p->pages + position / d->page_size] * d->page_size + offset;
     long place = slot * d->kv_heads * d->dim;
     Run run = {from, until < count ? until : count, d->k + place, d->v + place};
@@ -123,7 +104,7 @@ INLINE void gather(const Decode *d, Ahead *ahead, const float *weights, const bf
         for (long t = 0; t < count; t++, at += width) {
             __m512 left = load_bf16(at), right = load_bf16(at + 16);
             for (int h = 0; h < n; h++) {
-                __m512 w = _mm512_set1_ps(weights[h * CUT + t]);
+                __m512 w = _mm512_set1_ps(weights[h * PART + t]);
                 sums[h][0] = _mm512_fmadd_ps(w, left, sums[h][0]);
                 sums[h][1] = _mm512_fmadd_ps(w, right, sums[h][1]);
             }
@@ -148,7 +129,7 @@ INLINE void gather(const Decode *d, Ahead *ahead, const float *weights, const bf
 
 /* One part of one row: all heads, page by page, so that memory is read in its own order. */
 static void attend(const Decode *d, const Part *p, float *scores, float *partial) {
-    long dim = d->dim, width = d->kv_heads * dim, count = p->end - p->first, step = dim + 2;
+    long dim = d->dim, width = d->kv_heads * dim, count = p->end - first_seen(p), step = dim + 2;
     long group = d->q_heads / d->kv_heads;
     const bf16 *q = d->q + p->row * d->q_stride;
     float most[d->q_heads];
@@ -160,46 +141,54 @@ static void attend(const Decode *d, const Part *p, float *scores, float *partial
         Ahead ahead = ahead_of(run.until < count ? next.k : next.v, (next.until - next.from) * width * 2, d->q_heads);
         for (long h = 0; h < d->q_heads; h++) {
             fetch_some(&ahead);
-            most[h] = score(d, q + h * dim, run.k + h / group * dim, run.until - t, scores + h * CUT + t, most[h]);
+            most[h] = score(d, q + h * dim, run.k + h / group * dim, run.until - t, scores + h * PART + t, most[h]);
         }
     }
     for (long h = 0; h < d->q_heads; h++) {
         partial[h * step + dim] = most[h];
-        partial[h * step + dim + 1] = weigh(scores + h * CUT, count, most[h]);
+        partial[h * step + dim + 1] = weigh(scores + h * PART, count, most[h]);
     }
     run = run_at(d, p, 0, count);
     for (long t = 0; t < count; t = run.until, run = next) {
         next = run.until < count ? run_at(d, p, run.until, count) : run;
         Ahead ahead = ahead_of(next.v, run.until < count ? (next.until - next.from) * width * 2 : 0, 2 * d->kv_heads);
-        FOR_HEADS(d, gather(d, &ahead, scores + head * CUT + t, run.v + kv * dim, run.until - t, n, partial + head * step))
+        FOR_HEADS(d, gather(d, &ahead, scores + head * PART + t, run.v + kv * dim, run.until - t, n, partial + head * step))
     }
 }
+#endif
 
-/* Put the parts of one row together, one query head. `first` is the row's first part. */
+/* Put the parts of one row together, one query head, as prefill.c does. `first` is the row's first part. */
 static void merge(const Decode *d, long first, long head) {
     const Part *p = d->parts + first;
     long dim = d->dim, step = d->q_heads * (dim + 2);
     const float *from = d->partial + first * step + head * (dim + 2);
     bf16 *out = d->out + p->row * d->out_stride + head * dim;
-    float most = -__builtin_inff(), total = 0.0f, shares[p->parts];
-    for (int i = 0; i < p->parts; i++) most = from[i * step + dim] > most ? from[i * step + dim] : most;
-    for (int i = 0; i < p->parts; i++) {
-        shares[i] = __builtin_expf(from[i * step + dim] - most);
-        total += shares[i] * from[i * step + dim + 1];
+    float sums[dim], most = NOTHING, total = 0.0f;
+    memset(sums, 0, sizeof sums);
+    for (int n = 0; n < p->parts; n++, from += step) {
+        __m512 before = _mm512_set1_ps(most), part_most = _mm512_set1_ps(from[dim]);
+        __m512 now = _mm512_max_ps(part_most, before), a = fading(before, now), b = fading(part_most, now);
+        for (long i = 0; i < dim; i += 16) {
+            __m512 part = _mm512_mul_ps(_mm512_loadu_ps(from + i), b);
+            _mm512_storeu_ps(sums + i, _mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(sums + i), a), part));
+        }
+        most = _mm512_cvtss_f32(now);
+        total = total * _mm512_cvtss_f32(a) + from[dim + 1] * _mm512_cvtss_f32(b);
     }
-    for (long c = 0; c < dim; c += 16) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int i = 0; i < p->parts; i++)
-            sum = _mm512_fmadd_ps(_mm512_set1_ps(shares[i]), _mm512_loadu_ps(from + i * step + c), sum);
-        store_bf16(out + c, _mm512_div_ps(sum, _mm512_set1_ps(total)));
-    }
+    __m512 share = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_set1_ps(total));
+    for (long i = 0; i < dim; i += 16) store_bf16(out + i, _mm512_mul_ps(_mm512_loadu_ps(sums + i), share));
 }
 
 static void part_task(const void *job, long number, int thread) {
     const Decode *d = job;
     (void)thread;
-    float scores[d->q_heads * CUT] __attribute__((aligned(64)));
-    attend(d, d->parts + number, scores, d->partial + number * d->q_heads * (d->dim + 2));
+    float *partial = d->partial + number * d->q_heads * (d->dim + 2);
+#ifdef __AMX_BF16__
+    attend_with_tiles(d, d->parts + number, partial);
+#else
+    float scores[d->q_heads * PART] __attribute__((aligned(64)));
+    attend(d, d->parts + number, scores, partial);
+#endif
 }
 
 static void merge_task(const void *job, long number, int thread) {
@@ -209,7 +198,7 @@ static void merge_task(const void *job, long number, int thread) {
         for (long head = 0; head < d->q_heads; head++) merge(d, number, head);
 }
 
-/* q [rows, q_heads, dim] of the rows that parts name -> out. dim: a multiple of 32. */
+/* q [rows, q_heads, dim] of the rows that parts name -> out. dim: a multiple of 32, with matrix units at most 256. */
 EXPORT void decode_attention(const Decode *d) {
     run_tasks(part_task, d, d->num_parts, d->threads);
     /* A pass over what the parts left: not worth threads until there is much of it. */

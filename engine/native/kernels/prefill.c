@@ -1,20 +1,16 @@
 /* Attention of prompt pieces over paged K/V, on matrix units.
  *
  * Query rows of all heads that share a K/V head are columns of one product, 16 to a tile: scores come out as
- * [tokens, columns], so that softmax runs down columns and no register is ever summed across. Softmax is online
- * (FlashAttention, arXiv:2205.14135). What a column computes depends on its own row, its context and its window alone, in steps
- * of 64 tokens from the start of the context: a prompt has the same bits whole, in pieces and behind a cached prefix.
+ * [tokens, columns], so that softmax runs down columns and no register is ever summed across. In what order: tiles.h.
  *
  * First K and V of each context are laid out as tiles, once for all columns:
  * K [tokens, dim], V [tokens / 32][dim / 16][16 of dim][32 tokens], for each piece and K/V head; beyond a context: zeros.
  */
-#include "common.h"
+#include "tiles.h"
 
 #ifdef __AMX_BF16__
 
-#define STEP 64    /* tokens of one step of the softmax */
 #define COLUMNS 32 /* of one task: two tiles */
-#define MOST_DIM 256
 
 /* Query rows [row, row + rows) sit at positions [prefix, prefix + rows) of a context of `length` tokens. */
 typedef struct {
@@ -44,32 +40,6 @@ typedef struct {
     float scale;
     int threads;
 } Prefill;
-
-/* Rows become columns, 16 by 16 of 32 bits. */
-INLINE void transpose(__m512i *r) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-        }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xDD);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xDD);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
-    }
-}
 
 INLINE long layout_of(const Prefill *f, const Piece *p, long kv) { return (p->offset * f->kv_heads + kv * p->padded) * f->dim; }
 
@@ -137,7 +107,7 @@ static Tile tile_at(const Prefill *f, const Piece *p, long kv, long column) {
     tile.position = _mm512_loadu_si512(positions);
     tile.lowest = positions[0];
     tile.highest = positions[15];
-    tile.most = _mm512_set1_ps(-1e30f);
+    tile.most = _mm512_set1_ps(NOTHING);
     tile.total = _mm512_setzero_ps();
     return tile;
 }
@@ -145,9 +115,6 @@ static Tile tile_at(const Prefill *f, const Piece *p, long kv, long column) {
 /* Scores [STEP, 16] of tokens from `token` on -> weights as pairs of tokens [STEP / 2, 16, 2], and what was computed so
  * far, `sums` [dim, 16], on the same scale. */
 static void soften(Tile *tile, float (*scores)[16], uint32_t (*pairs)[16], float (*sums)[16], const Prefill *f, int32_t token) {
-    static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i interleaved = _mm512_loadu_si512(order);
     const __m512 scale = _mm512_set1_ps(f->scale), nothing = _mm512_set1_ps(-__builtin_inff());
     __mmask16 seen[STEP];
     int everything = tile->lowest >= token + STEP - 1 && (!f->window || tile->highest - token < f->window);
@@ -164,19 +131,42 @@ static void soften(Tile *tile, float (*scores)[16], uint32_t (*pairs)[16], float
         most = _mm512_max_ps(score, most); /* NaN leaves it as it is */
     }
     if (_mm512_cmp_ps_mask(most, tile->most, _CMP_GT_OQ)) {
-        __m512 less = exp_ps(_mm512_sub_ps(tile->most, most));
+        __m512 less = fading(tile->most, most);
         for (long i = 0; i < f->dim; i++) _mm512_store_ps(sums[i], _mm512_mul_ps(_mm512_load_ps(sums[i]), less));
         tile->total = _mm512_mul_ps(tile->total, less);
         tile->most = most;
     }
+    /* Weights are summed as a decode row sums them, whose registers hold 16 tokens: token j with j + 16, j + 32, j + 48,
+     * then the 16 sums by halves. */
+    __m512 totals[16];
     for (int t = 0; t < STEP; t += 2) {
-        __m512 a = exp_ps(_mm512_sub_ps(_mm512_load_ps(scores[t]), most));
-        __m512 b = exp_ps(_mm512_sub_ps(_mm512_load_ps(scores[t + 1]), most));
-        if (!everything) a = _mm512_maskz_mov_ps(seen[t], a), b = _mm512_maskz_mov_ps(seen[t + 1], b);
-        tile->total = _mm512_add_ps(tile->total, _mm512_add_ps(a, b));
-        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b, a);
-        _mm512_store_si512(pairs[t / 2], _mm512_permutexvar_epi16(interleaved, both));
+        __m512 w[2];
+        for (int n = 0; n < 2; n++) {
+            w[n] = exp_ps(_mm512_sub_ps(_mm512_load_ps(scores[t + n]), most));
+            if (!everything) w[n] = _mm512_maskz_mov_ps(seen[t + n], w[n]);
+            int j = (t + n) % 16;
+            totals[j] = t < 16 ? w[n] : _mm512_add_ps(totals[j], w[n]);
+        }
+        _mm512_store_si512(pairs[t / 2], pairs_of(w[0], w[1]));
     }
+    for (int half = 8; half; half /= 2)
+        for (int j = 0; j < half; j++) totals[j] = _mm512_add_ps(totals[j], totals[j + half]);
+    tile->total = _mm512_add_ps(tile->total, totals[0]);
+}
+
+/* A part is over: what all parts before have left, and it, become one; the next part begins with nothing. */
+static void finish_part(Tile *tile, Tile *all, float (*sums)[16], float (*all_sums)[16], long dim) {
+    __m512 most = _mm512_max_ps(tile->most, all->most);
+    __m512 a = fading(all->most, most), b = fading(tile->most, most);
+    for (long i = 0; i < dim; i++) {
+        __m512 part = _mm512_mul_ps(_mm512_load_ps(sums[i]), b);
+        _mm512_store_ps(all_sums[i], _mm512_add_ps(_mm512_mul_ps(_mm512_load_ps(all_sums[i]), a), part));
+        _mm512_store_ps(sums[i], _mm512_setzero_ps());
+    }
+    all->total = _mm512_add_ps(_mm512_mul_ps(all->total, a), _mm512_mul_ps(tile->total, b));
+    all->most = most;
+    tile->most = _mm512_set1_ps(NOTHING);
+    tile->total = _mm512_setzero_ps();
 }
 
 static void leave(const Tile *tile, float (*sums)[16], long dim) {
@@ -197,18 +187,16 @@ static void compute(const void *job, long number, int thread) {
     long dim = f->dim, layout = layout_of(f, p, item->kv);
     float scores[2][STEP][16] __attribute__((aligned(64)));
     float sums[2][MOST_DIM][16] __attribute__((aligned(64)));
+    float all_sums[2][MOST_DIM][16] __attribute__((aligned(64)));
     uint32_t pairs[2][STEP / 2][16] __attribute__((aligned(64)));
     uint32_t queries[2][MOST_DIM / 32][16][16] __attribute__((aligned(64)));
-    Tile tiles[2];
+    Tile tiles[2], all[2];
     for (int h = 0; h < 2; h++) {
         tiles[h] = tile_at(f, p, item->kv, (long)item->block * COLUMNS + 16 * h);
+        all[h] = tiles[h];
         memset(sums[h], 0, (size_t)dim * sizeof sums[h][0]);
-        for (long i = 0; i < dim; i += 32) {
-            __m512i rows[16];
-            for (int c = 0; c < 16; c++) rows[c] = _mm512_loadu_si512(tiles[h].q[c] + i);
-            transpose(rows);
-            for (int j = 0; j < 16; j++) _mm512_store_si512(queries[h][i / 32][j], rows[j]);
-        }
+        memset(all_sums[h], 0, (size_t)dim * sizeof sums[h][0]);
+        pack_queries(tiles[h].q, 16, dim, queries[h]);
     }
     set_tiles(16, 16);
     long token = p->first, end = tiles[1].highest + 1;
@@ -243,8 +231,10 @@ static void compute(const void *job, long number, int thread) {
             _tile_stored(0, sums[0][i], 64);
             _tile_stored(1, sums[1][i], 64);
         }
+        if ((token + STEP) % PART == 0 || token + STEP >= end)
+            for (int h = 0; h < 2; h++) finish_part(&tiles[h], &all[h], sums[h], all_sums[h], dim);
     }
-    for (int h = 0; h < 2; h++) leave(&tiles[h], sums[h], dim);
+    for (int h = 0; h < 2; h++) leave(&all[h], all_sums[h], dim);
 }
 
 /* q [rows, q_heads, dim] of the rows of all pieces -> out. dim: a multiple of 32, at most 256. */

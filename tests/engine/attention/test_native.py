@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.attention.cpu import CpuBackend
 from engine.attention.native import NativeBackend
 from engine.attention.torch_reference import TorchReferenceBackend
-from engine.native.library import CUT
+from engine.native.library import PART
 from tests.engine.attention.ragged import Shape, build, float64_loop, lengths
 from tests.engine.attention.test_backends import attend, largest_error
 from tests.engine.native.libraries import BOTH, library
@@ -35,14 +35,14 @@ def test_it_equals_the_float64_loop(
 ) -> None:
     shape = Shape(page_size=page, kv_heads=2, group=group, dim=dim)
     batch = build(lens, shape, shared=shared, page_seed=page_seed, dtype=torch.bfloat16)
-    assert largest_error(attend(NativeBackend(library(tiles), head_dim=dim), batch), float64_loop(batch)) < 3e-2
+    assert largest_error(attend(NativeBackend(library(tiles)), batch), float64_loop(batch)) < 3e-2
 
 
 @pytest.mark.parametrize("windows", [(), (50,), (129,), (1,)])
 def test_long_contexts_in_parts_equal_torchs(windows: tuple[int, ...]) -> None:
-    contexts = [1, CUT - 1, CUT, CUT + 1, 2 * CUT, 5 * CUT + 17, 1000]
+    contexts = [1, PART - 1, PART, PART + 1, 2 * PART, 5 * PART + 17, 1000]
     batch = build([(1, n) for n in contexts], Shape(page_size=16, group=3, dim=64), page_seed=4, dtype=torch.bfloat16)
-    got = attend(NativeBackend(library(False), head_dim=64, windows=windows), batch)
+    got = attend(NativeBackend(library(False), windows=windows), batch)
     want = attend(CpuBackend(dtype=torch.bfloat16, windows=windows), batch)
     assert float((got - want).abs().max()) < 2e-2
 
@@ -51,11 +51,11 @@ def test_long_contexts_in_parts_equal_torchs(windows: tuple[int, ...]) -> None:
 def test_a_decode_row_is_the_same_bits_alone_in_company_and_with_other_threads(windows: tuple[int, ...]) -> None:
     contexts = [1, 40, 63, 64, 65, 100, 300, 301, 449, 513]
     company = build([(1, n) for n in contexts], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
-    together = attend(NativeBackend(library(False), head_dim=64, windows=windows), company)
+    together = attend(NativeBackend(library(False), windows=windows), company)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(attend(NativeBackend(library(False), head_dim=64, windows=windows), company), together)
+        assert torch.equal(attend(NativeBackend(library(False), windows=windows), company), together)
     finally:
         torch.set_num_threads(threads)
     meta = company.metadata
@@ -70,7 +70,7 @@ def test_a_decode_row_is_the_same_bits_alone_in_company_and_with_other_threads(w
             out_slots=meta.out_slots[i : i + 1],
             positions=meta.positions[i : i + 1],
         )
-        backend = NativeBackend(library(False), head_dim=64, windows=windows)
+        backend = NativeBackend(library(False), windows=windows)
         backend.prepare(alone)
         assert torch.equal(backend.run(company.q[i : i + 1], company.k_cache, company.v_cache, 0), together[i : i + 1])
 
@@ -84,7 +84,7 @@ def test_nan_reaches_its_own_row_and_no_other(context: int, where: str) -> None:
         batch.q[0, :, 5] = math.nan
     else:
         {"k": batch.k_cache, "v": batch.v_cache}[where][page, 3] = math.nan
-    got = attend(NativeBackend(library(False), head_dim=64), batch)
+    got = attend(NativeBackend(library(False)), batch)
     assert bool(got[0].isnan().any(dim=-1).all())
     assert bool(got[1].isfinite().all())
 
@@ -92,7 +92,7 @@ def test_nan_reaches_its_own_row_and_no_other(context: int, where: str) -> None:
 def test_scores_far_apart_do_not_overflow() -> None:
     batch = build([(1, 300)], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
     batch.q.mul_(300)
-    assert largest_error(attend(NativeBackend(library(False), head_dim=64), batch), float64_loop(batch)) < 3e-2
+    assert largest_error(attend(NativeBackend(library(False)), batch), float64_loop(batch)) < 3e-2
 
 
 def bits_of_pieces(pieces: list[int], context: int, windows: tuple[int, ...]) -> torch.Tensor:
@@ -112,18 +112,18 @@ def bits_of_pieces(pieces: list[int], context: int, windows: tuple[int, ...]) ->
             out_slots=meta.out_slots[first:length],
             positions=meta.positions[first:length],
         )
-        backend = NativeBackend(library(True), head_dim=64, windows=windows)
+        backend = NativeBackend(library(True), windows=windows)
         backend.prepare(piece)
         got.append(backend.run(whole.q[first:length], whole.k_cache, whole.v_cache, 0))
         first = length
     return torch.cat(got)
 
 
-@pytest.mark.parametrize("windows", [(), (50,), (130,)])
-def test_a_prompt_has_the_same_bits_whole_and_in_pieces(windows: tuple[int, ...]) -> None:
-    whole = bits_of_pieces([333], 333, windows)
-    for pieces in ([16, 317], [64, 64, 205], [2, 331], [100, 3, 7, 223]):
-        assert torch.equal(bits_of_pieces(pieces, 333, windows), whole), pieces
+@pytest.mark.parametrize("windows", [(), (50,), (300,)])
+def test_a_prompt_has_the_same_bits_whole_in_pieces_and_as_decode_rows(windows: tuple[int, ...]) -> None:
+    whole = bits_of_pieces([600], 600, windows)
+    for pieces in ([1] * 600, [16, 584], [64, 64, 472], [2, 598], [255, 1, 1, 343], [100, 3, 7, 490]):
+        assert torch.equal(bits_of_pieces(pieces, 600, windows), whole), pieces
 
 
 @pytest.mark.parametrize("windows", [(), (50,), (129,), (1,)])
@@ -131,13 +131,13 @@ def test_a_prompt_has_the_same_bits_whole_and_in_pieces(windows: tuple[int, ...]
 def test_long_pieces_equal_the_reference(windows: tuple[int, ...], dim: int) -> None:
     lens = [(300, 300), (2, 500), (70, 333), (1, 200), (65, 65)]
     batch = build(lens, Shape(page_size=16, group=3, dim=dim), page_seed=4, dtype=torch.bfloat16)
-    got = attend(NativeBackend(library(True), head_dim=dim, windows=windows), batch)
+    got = attend(NativeBackend(library(True), windows=windows), batch)
     want = attend(TorchReferenceBackend(compute_dtype=torch.float64, windows=windows), batch)
     assert float((got.double() - want.double()).abs().max()) < 3e-2
 
 
 def test_one_backend_serves_steps_of_any_kind_after_each_other() -> None:
-    backend, shape = NativeBackend(library(False), head_dim=64), Shape(page_size=16, group=3, dim=64)
+    backend, shape = NativeBackend(library(False)), Shape(page_size=16, group=3, dim=64)
     for lens in ([(1, 400)] * 3, [(30, 60)], [(1, 5), (9, 9), (1, 80)], [(1, 1)], [(1, 900)] * 5):
         batch = build(lens, shape, page_seed=2, dtype=torch.bfloat16)
         with torch.inference_mode():
@@ -147,11 +147,11 @@ def test_one_backend_serves_steps_of_any_kind_after_each_other() -> None:
 def test_layers_of_different_windows_share_memory_that_grows_between_them() -> None:
     windows = (40, 0, 40, 0)
     batch = build([(1, 900)] * 4 + [(70, 600)], Shape(page_size=16, group=3, dim=64), page_seed=2, dtype=torch.bfloat16)
-    backend = NativeBackend(library(True), head_dim=64, windows=windows)
+    backend = NativeBackend(library(True), windows=windows)
     backend.prepare(batch.metadata)
     got = [backend.run(batch.q, batch.k_cache, batch.v_cache, layer) for layer in range(4)]
     assert torch.equal(got[0], got[2])
     assert torch.equal(got[1], got[3])
-    alone = [attend(NativeBackend(library(True), head_dim=64, windows=(window,)), batch) for window in (40, 0)]
+    alone = [attend(NativeBackend(library(True), windows=(window,)), batch) for window in (40, 0)]
     assert torch.equal(got[0], alone[0])
     assert torch.equal(got[1], alone[1])

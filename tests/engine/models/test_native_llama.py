@@ -53,16 +53,18 @@ def weights_of(config: LlamaConfig, dtype: torch.dtype = torch.bfloat16) -> Llam
     )
 
 
-def native(config: LlamaConfig, *, tiles: bool = True, quantization: Quantization = "none") -> TorchExecutor:
+def native(
+    config: LlamaConfig,
+    *,
+    tiles: bool = True,
+    quantization: Quantization = "none",
+    page_size: int = 16,
+    num_pages: int = 64,
+) -> TorchExecutor:
     kernels = library(tiles)
     model: Decoder = NativeLlama(config, weights_of(config), kernels, quantization=quantization)
-    return TorchExecutor(
-        model,
-        name="tiny",
-        page_size=16,
-        num_pages=64,
-        attention=NativeBackend(kernels, head_dim=config.head_dim, windows=config.windows),
-    )
+    attention = NativeBackend(kernels, windows=config.windows)
+    return TorchExecutor(model, name="tiny", page_size=page_size, num_pages=num_pages, attention=attention)
 
 
 def exact(config: LlamaConfig, quantization: Quantization = "none") -> TorchExecutor:
@@ -127,6 +129,19 @@ def test_a_request_is_the_same_bits_alone_and_in_company(quantization: Quantizat
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("variant", ["llama", "head norms", "windows"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_prompt_has_the_same_bits_in_any_pieces_and_as_decode_rows(quantization: Quantization, variant: str) -> None:
+    """Logits and K/V: what a request is after a retraction, a cached prefix or other chunks is what it was."""
+    config, found = VARIANTS[variant], []
+    for pieces in ([150], [1] * 150, [16, 134], [149, 1], [64, 64, 22], [3, 1, 1, 100, 45]):
+        executor = native(config, quantization=quantization)
+        found.append((last_logits(executor, prompt(150), pieces), executor.kv_cache))
+    for logits, cache in found[1:]:
+        assert torch.equal(logits, found[0][0])
+        assert torch.equal(cache, found[0][1])
+
+
 def test_rows_that_nobody_wants_cost_no_logits_and_write_the_same_cache() -> None:
     executors = [native(SMALL) for _ in range(3)]
     for executor, rows in zip(executors, ([], [3, 36], list(range(37))), strict=True):
@@ -158,6 +173,7 @@ def test_logits_of_one_step_outlive_the_next() -> None:
         ({"hidden_size": 96}, "int8", "hidden_size 96 is no multiple of 64"),
         ({"intermediate_size": 200}, "none", "intermediate_size 200 is no multiple of 32"),
         ({"head_dim": 8}, "none", "head_dim 8 is no multiple of 32"),
+        ({"head_dim": 288}, "none", "head_dim 288 is above 256"),
         ({"num_heads": 3, "num_kv_heads": 1}, "int8", "attention width 96 is no multiple of 64"),
         ({}, "int8-fast", "executor.quantization=int8-fast"),
     ],

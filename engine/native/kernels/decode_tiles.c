@@ -1,0 +1,190 @@
+/* Attention of decode rows on matrix units, over paged K/V where they lie. In what order a row is computed: tiles.h.
+ *
+ * A tile of K is 16 tokens as they lie on a page; the query heads that share it are the columns of the other factor. Of V
+ * two tokens at a time are woven into pairs.
+ */
+#include "decode.h"
+
+#ifdef __AMX_BF16__
+#include "tiles.h"
+
+/* One K/V head of one row: its (at most 16) query heads, and what the part has come to. */
+typedef struct {
+    uint32_t queries[MOST_DIM / 32][16][16];
+    float sums[MOST_DIM / 16][16][16]; /* [dim / 16][query heads][16 of dim] */
+    float most[16], total[16];
+} __attribute__((aligned(64))) Head;
+
+/* Where the tokens of one step are. `tiles`: each 16 of them lie on one page, one after the other. */
+typedef struct {
+    long count, hidden; /* tokens there are, and of them those before a window */
+    long places[STEP];  /* of tokens in a cache, in elements */
+    int tiles;
+} Span;
+
+static Span span_at(const Decode *d, const Part *p, long token) {
+    Span span = {p->end - token < STEP ? p->end - token : STEP, p->seen_from > token ? p->seen_from - token : 0, {0},
+                 d->page_size % 16 == 0};
+    long width = d->kv_heads * d->dim;
+    for (long t = 0; t < span.count;) {
+        long offset = (token + t) % d->page_size, until = t + d->page_size - offset;
+        long place = ((long)d->page_ids[p->pages + (token + t) / d->page_size] * d->page_size + offset) * width;
+        for (; t < span.count && t < until; t++, place += width) span.places[t] = place;
+    }
+    return span;
+}
+
+/* Lines of the next step's K and V are asked for a few at a time, between products, so that they arrive meanwhile. */
+typedef struct {
+    const Decode *d;
+    Span span;
+    long token, lines; /* the next token to ask for, and the lines of a token */
+} Ahead;
+
+INLINE void fetch_token(Ahead *ahead) {
+    if (ahead->token >= ahead->span.count) return;
+    const char *k = (const char *)(ahead->d->k + ahead->span.places[ahead->token]);
+    const char *v = (const char *)(ahead->d->v + ahead->span.places[ahead->token]);
+    for (long i = 0; i < ahead->lines; i++) {
+        _mm_prefetch(k + 64 * i, _MM_HINT_T1);
+        _mm_prefetch(v + 64 * i, _MM_HINT_T1);
+    }
+    ahead->token++;
+}
+
+INLINE void fetch_tokens(Ahead *ahead, long count) {
+    while (count-- > 0) fetch_token(ahead);
+}
+
+/* Scores [STEP][16 query heads] of one K/V head. */
+static void score(const Decode *d, const Span *span, long kv, Head *head, float (*scores)[16], Ahead *ahead, long share) {
+    bf16 copy[16 * MOST_DIM] __attribute__((aligned(64)));
+    long dim = d->dim, width = d->kv_heads * dim;
+    for (long t = 0; t < span->count; t += 16) {
+        const bf16 *k = d->k + span->places[t] + kv * dim;
+        long stride = width;
+        if (!span->tiles) {
+            for (long j = 0; j < 16; j++) {
+                long from = t + j < span->count ? t + j : span->count - 1;
+                memcpy(copy + j * dim, d->k + span->places[from] + kv * dim, (size_t)dim * sizeof *copy);
+            }
+            k = copy, stride = dim;
+        }
+        _tile_zero(0);
+        for (long i = 0; i < dim; i += 32) {
+            _tile_loadd(4, k + i, stride * 2);
+            _tile_loadd(6, head->queries[i / 32], 64);
+            _tile_dpbf16ps(0, 4, 6);
+        }
+        fetch_tokens(ahead, share);
+        _tile_stored(0, scores[t], 64);
+    }
+}
+
+/* Scores -> weights [16 query heads][STEP] in bfloat16; what the part has come to is brought to the same scale. */
+static void soften(const Decode *d, const Span *span, int heads, Head *head, const float (*scores)[16], bf16 (*weights)[STEP]) {
+    const __m512i rows = _mm512_mullo_epi32(
+        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(16));
+    __mmask16 seen[STEP / 16];
+    for (int b = 0; b < STEP / 16; b++) {
+        long hidden = span->hidden - 16 * b;
+        seen[b] = lanes(16 * b, span->count) & ~(__mmask16)((1u << (hidden < 0 ? 0 : hidden > 16 ? 16 : hidden)) - 1);
+    }
+    for (int h = 0; h < heads; h++) {
+        __m512 s[STEP / 16], before = _mm512_set1_ps(head->most[h]), top = _mm512_set1_ps(NOTHING);
+        for (int b = 0; b < STEP / 16; b++) {
+            s[b] = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), seen[b], rows, scores[16 * b] + h, 4);
+            s[b] = _mm512_mul_ps(s[b], _mm512_set1_ps(d->scale));
+            top = _mm512_mask_max_ps(top, seen[b], s[b], top);
+        }
+        __m512 most = _mm512_max_ps(_mm512_set1_ps(_mm512_reduce_max_ps(top)), before);
+        if (_mm512_cmp_ps_mask(most, before, _CMP_GT_OQ)) {
+            __m512 less = fading(before, most);
+            for (long i = 0; i < d->dim / 16; i++)
+                _mm512_store_ps(head->sums[i][h], _mm512_mul_ps(_mm512_load_ps(head->sums[i][h]), less));
+            head->total[h] *= _mm512_cvtss_f32(less);
+            head->most[h] = _mm512_cvtss_f32(most);
+        }
+        __m512 totals = _mm512_setzero_ps();
+        for (int b = 0; b < STEP / 16; b++) {
+            __m512 w = _mm512_maskz_mov_ps(seen[b], exp_ps(_mm512_sub_ps(s[b], most)));
+            totals = b ? _mm512_add_ps(totals, w) : w;
+            _mm256_store_si256((void *)(weights[h] + 16 * b), (__m256i)_mm512_cvtneps_pbh(w));
+        }
+        /* By halves: 16 sums, 8, 4, 2, 1. */
+        __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(totals), _mm512_extractf32x8_ps(totals, 1));
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        head->total[h] += _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+}
+
+/* Add the step's values, weighed. */
+static void gather(const Decode *d, const Span *span, long kv, Head *head, const bf16 (*weights)[STEP], Ahead *ahead, long share) {
+    static const uint16_t order[2][32] = {
+        {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    const __m512i left = _mm512_loadu_si512(order[0]), right = _mm512_loadu_si512(order[1]);
+    uint32_t woven[2][STEP / 2][16] __attribute__((aligned(64)));
+    for (long i = 0; i < d->dim; i += 32) {
+        for (long t = 0; t < STEP; t += 2) {
+            __m512i a = t < span->count ? _mm512_loadu_si512(d->v + span->places[t] + kv * d->dim + i) : _mm512_setzero_si512();
+            __m512i b = t + 1 < span->count ? _mm512_loadu_si512(d->v + span->places[t + 1] + kv * d->dim + i)
+                                            : _mm512_setzero_si512();
+            _mm512_store_si512(woven[0][t / 2], _mm512_permutex2var_epi16(a, left, b));
+            _mm512_store_si512(woven[1][t / 2], _mm512_permutex2var_epi16(a, right, b));
+        }
+        for (int n = 0; n < 2; n++) {
+            float *sums = head->sums[i / 16 + n][0];
+            _tile_loadd(0, sums, 64);
+            for (int half = 0; half < 2; half++) {
+                _tile_loadd(4, weights[0] + 32 * half, STEP * 2);
+                _tile_loadd(6, woven[n][16 * half], 64);
+                _tile_dpbf16ps(0, 4, 6);
+            }
+            _tile_stored(0, sums, 64);
+            fetch_tokens(ahead, share);
+        }
+    }
+}
+
+/* One part of one row: all heads step by step, so that memory is read in its own order. */
+void attend_with_tiles(const Decode *d, const Part *p, float *partial) {
+    long dim = d->dim, group = d->q_heads / d->kv_heads, blocks = (group + 15) / 16, step = dim + 2;
+    Head heads[d->kv_heads * blocks];
+    float scores[STEP][16] __attribute__((aligned(64)));
+    bf16 weights[16][STEP] __attribute__((aligned(64)));
+    memset(weights, 0, sizeof weights);
+    for (long n = 0; n < d->kv_heads * blocks; n++) {
+        const bf16 *rows[16];
+        long first = n / blocks * group + n % blocks * 16, count = group - n % blocks * 16;
+        if (count > 16) count = 16;
+        for (long h = 0; h < count; h++) rows[h] = d->q + p->row * d->q_stride + (first + h) * dim;
+        pack_queries(rows, (int)count, dim, heads[n].queries);
+        memset(heads[n].sums, 0, (size_t)(dim / 16) * sizeof heads[n].sums[0]);
+        for (int h = 0; h < 16; h++) heads[n].most[h] = NOTHING, heads[n].total[h] = 0.0f;
+    }
+    set_tiles(16, 16);
+    /* Times that something is asked for in a step, for each head: 4 tiles of K, and dim / 16 of V. */
+    long times = d->kv_heads * blocks * (STEP / 16 + dim / 16), share = (STEP + times - 1) / times;
+    Span span = span_at(d, p, p->first);
+    for (long token = p->first; token < p->end; token += STEP) {
+        Ahead ahead = {d, span, STEP, d->kv_heads * dim * 2 / 64};
+        if (token + STEP < p->end) ahead.span = span_at(d, p, token + STEP), ahead.token = 0;
+        for (long n = 0; n < d->kv_heads * blocks; n++) {
+            long kv = n / blocks, count = group - n % blocks * 16;
+            score(d, &span, kv, &heads[n], scores, &ahead, share);
+            soften(d, &span, count < 16 ? (int)count : 16, &heads[n], (const float(*)[16])scores, weights);
+            gather(d, &span, kv, &heads[n], (const bf16(*)[STEP])weights, &ahead, share);
+        }
+        span = ahead.span;
+    }
+    for (long h = 0; h < d->q_heads; h++) {
+        const Head *head = &heads[h / group * blocks + h % group / 16];
+        for (long i = 0; i < dim; i += 16)
+            _mm512_storeu_ps(partial + h * step + i, _mm512_load_ps(head->sums[i / 16][h % group % 16]));
+        partial[h * step + dim] = head->most[h % group % 16];
+        partial[h * step + dim + 1] = head->total[h % group % 16];
+    }
+}
+#endif

@@ -1,0 +1,61 @@
+/* Attention on matrix units: what decode rows and prompt pieces share.
+ *
+ * Both compute a row in the same order, so that it has the same bits as a decode row, in a prompt, in any piece of it and
+ * behind any prefix: scores in steps of STEP tokens, counted from the start of the context; softmax online from step to
+ * step (FlashAttention, arXiv:2205.14135) within a part of PART tokens; parts put together one after the other
+ * (Flash-Decoding). A step or a part of which a row sees nothing leaves its numbers as they are.
+ */
+#pragma once
+
+#include "common.h"
+
+#define STEP 64
+#define PART 256
+#define MOST_DIM 256
+/* Below every score, and finite: what is scaled by e to the power of it is 0 already. */
+#define NOTHING (-1e30f)
+
+/* Rows become columns, 16 by 16 of 32 bits. */
+INLINE void transpose(__m512i *r) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
+    }
+}
+
+/* Up to 16 rows of q as the second factor of a product: [dim / 32][16 pairs][16 rows]. */
+INLINE void pack_queries(const bf16 *const *rows, int count, long dim, uint32_t (*to)[16][16]) {
+    for (long i = 0; i < dim; i += 32) {
+        __m512i r[16];
+        for (int c = 0; c < 16; c++) r[c] = c < count ? _mm512_loadu_si512(rows[c] + i) : _mm512_setzero_si512();
+        transpose(r);
+        for (int j = 0; j < 16; j++) _mm512_store_si512(to[i / 32][j], r[j]);
+    }
+}
+
+/* Two rows of 16 bfloat16, and two registers of 16 float32: as pairs, the first row's numbers in the lower halves. */
+INLINE __m512i pairs_of(__m512 first, __m512 second) {
+    __m256i a = (__m256i)_mm512_cvtneps_pbh(first), b = (__m256i)_mm512_cvtneps_pbh(second);
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(a), _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
+}
+
+/* How much less what was computed so far counts, once `most` is the largest score. */
+INLINE __m512 fading(__m512 before, __m512 most) { return exp_ps(_mm512_sub_ps(before, most)); }
