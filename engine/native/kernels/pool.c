@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "pool.h"
 
+#include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -24,6 +25,8 @@
 /* Pauses of the caller before it offers its core. */
 #define CALLER_PAUSES 2000
 #define MOST_HELPERS 511
+/* Bits of a futex's set: thread `n` sleeps as number n modulo 32. */
+#define SET_BITS 32
 
 static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER;
 static int helpers; /* that exist */
@@ -44,10 +47,16 @@ static Share shares[MOST_HELPERS + 1];
 static atomic_int is_open, inside, asleep;
 static _Atomic uint32_t generation; /* a job more */
 
-static void sleep_until_not(uint32_t seen) {
+static void sleep_until_not(uint32_t seen, int thread) {
     atomic_fetch_add(&asleep, 1);
-    syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    syscall(SYS_futex, &generation, FUTEX_WAIT_BITSET_PRIVATE, seen, NULL, NULL, (uint32_t)1 << thread % SET_BITS);
     atomic_fetch_sub(&asleep, 1);
+}
+
+/* Helpers of a job of `threads`, and of no other: one that is woken in the place of another leaves its tasks to others. */
+static void wake_helpers(int threads) {
+    uint32_t whom = threads > SET_BITS ? ~(uint32_t)0 : (uint32_t)(((uint64_t)1 << threads) - 2);
+    syscall(SYS_futex, &generation, FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, whom);
 }
 
 _Thread_local int tiles_of_thread;
@@ -75,7 +84,7 @@ static void *help(void *number) {
         uint64_t since = __rdtsc();
         while (atomic_load_explicit(&generation, memory_order_relaxed) == seen && __rdtsc() - since < PATIENCE)
             _mm_pause();
-        while (atomic_load(&generation) == seen) sleep_until_not(seen);
+        while (atomic_load(&generation) == seen) sleep_until_not(seen, thread);
         seen = atomic_load(&generation);
         /* Said first, asked then: a caller that has closed its job waits for whoever is inside. */
         atomic_fetch_add(&inside, 1);
@@ -132,7 +141,7 @@ void run_tasks(Work work, const void *job, long count, int threads) {
     }
     atomic_store(&is_open, 1);
     atomic_fetch_add(&generation, 1);
-    if (atomic_load(&asleep)) syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, threads - 1, NULL, NULL, 0);
+    if (atomic_load(&asleep)) wake_helpers(threads);
     take_tasks(work, job, 0, threads);
     atomic_store(&is_open, 0);
     for (int i = 0; atomic_load(&inside); i++) {
