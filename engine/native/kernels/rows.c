@@ -76,7 +76,8 @@ INLINE float widen(const bf16 *x, __m512 scale, const float *weight, float *wide
 
 /* A row in float32 to two int8 rows and their scale: x ≈ scale (high + low / 254). NaN gives a scale of NaN. */
 INLINE float quantize(const float *x, float largest, int8_t *high, int8_t *low, long width) {
-    if (largest < 1.17549435e-38f) largest = 127 * 1.17549435e-38f; /* a row of zeros */
+    /* A row of zeros, or of numbers so small that steps of them would be infinitely many to 1. */
+    if (largest < 127 * 1.17549435e-38f) largest = 127 * 1.17549435e-38f;
     __m512 to_steps = _mm512_set1_ps(127.0f / largest);
     for (long i = 0; i < width; i += 16) {
         __m512 steps = _mm512_mul_ps(_mm512_loadu_ps(x + i), to_steps);

@@ -156,6 +156,16 @@ def test_rows_of_zeros_and_of_the_smallest_numbers_stay_small(tiles: bool) -> No
 
 
 @BOTH
+@pytest.mark.parametrize("size", [1.2e-38, 3e-37, 4e-37, 1e-30])
+def test_small_numbers_keep_their_sign_and_size(tiles: bool, size: float) -> None:
+    case = Case(2, 64, 128)
+    case.x = (case.x.sign() * size).bfloat16()
+    got = run(Int8Linear(library(tiles), case.weight), case.x, torch.ones(2, 64), TO_FLOAT)
+    want = case.x.double() @ rounded(case.weight.float()).double().t()
+    assert near(got, want, share=0.01, room=128 * 1.2e-38 / 254)
+
+
+@BOTH
 def test_nothing_is_written_beside_the_columns_of_a_result(tiles: bool) -> None:
     case = Case(5, 70, 64)
     memory = torch.full((7 * 70,), 5.0)
