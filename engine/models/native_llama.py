@@ -130,6 +130,8 @@ class NativeLlama:
         qkv = scratch.rows("qkv", count, width + 2 * config.num_kv_heads * dim, torch.bfloat16)
         qkv_at, q = qkv.data_ptr(), qkv[:, :width].view(count, heads, dim)
         between = scratch.rows("between", count, config.intermediate_size, torch.bfloat16).data_ptr()
+        # Kernels take one number after the other, whatever steps a caller's view makes.
+        positions, out_slots = positions.contiguous(), out_slots.contiguous()
         turn = self._turning(qkv, positions, out_slots)
         turned = ctypes.byref(turn)
         last = len(self._layers) - 1
@@ -147,6 +149,8 @@ class NativeLlama:
                 # From here on rows no longer meet: carry only those that are wanted.
                 mixed, hidden = mixed.index_select(0, rows), hidden.index_select(0, rows)
                 hidden_at, passage = hidden.data_ptr(), Passage(scratch, len(rows), self._widest)
+                # A row may be wanted more than once: there can be more of them than there were.
+                between = scratch.rows("between", len(rows), config.intermediate_size, torch.bfloat16).data_ptr()
             layer.attention_out(passage, mixed.data_ptr(), hidden_at, ADD_TO_BF16)
             layer.gate_up(passage, hidden_at, between, SILU_TO_BF16, layer.mlp_norm)
             layer.down(passage, between, hidden_at, ADD_TO_BF16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -150,6 +151,26 @@ def test_rows_that_nobody_wants_cost_no_logits_and_write_the_same_cache() -> Non
         assert got.shape == (len(rows), SMALL.vocab_size)
     first, *others = (executor.kv_cache for executor in executors)
     assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_row_may_be_wanted_more_often_than_there_are_rows() -> None:
+    driver = ManualDriver(native(SMALL))
+    sequence = driver.add("r", prompt(20))
+    driver.step([(sequence, 20)])
+    got = driver.executor.forward(driver.batch([(sequence, 1)]), rows=[0] * 200)
+    assert torch.equal(got, got[:1].expand(200, -1))
+
+
+def test_slots_that_are_a_view_with_steps_are_read_right() -> None:
+    plain, stepping = native(SMALL), native(SMALL)
+    for executor, is_stepping in ((plain, False), (stepping, True)):
+        driver = ManualDriver(executor)
+        batch = driver.batch([(driver.add("r", prompt(20)), 20)])
+        if is_stepping:
+            slots = np.stack((batch.metadata.out_slots, np.zeros(20, dtype=np.int64)), axis=1)[:, 0]
+            batch = dataclasses.replace(batch, metadata=dataclasses.replace(batch.metadata, out_slots=slots))
+        executor.forward(batch, rows=[19])
+    assert torch.equal(plain.kv_cache, stepping.kv_cache)
 
 
 def test_logits_of_one_step_outlive_the_next() -> None:
