@@ -133,18 +133,17 @@ class ForwardWindow:
     def wait(self, published: Callable[[], int], patience_s: float) -> bool:
         """Wait until it opens, opens anew, or lasts longer than expected. False: the engine is idle (`published`
         stands), or it did not open for `patience_s`."""
-        left_s = patience_s
+        # Not counted by what is waited for: a ring that comes too late for a short forward is no answer.
+        until_s = time.perf_counter() + patience_s
         self.is_awaited = True
         try:
-            while not self.forward.leaves_time and left_s > 0:
+            while not self.forward.leaves_time and time.perf_counter() < until_s:
                 soon_s = self.forward.begins_in_s
                 if soon_s > 0:
                     time.sleep(min(soon_s, IDLE_S))
-                    left_s -= soon_s
                     continue
                 before = published()
                 if not self._bell.wait(IDLE_S):
-                    left_s -= IDLE_S
                     if published() != before:
                         continue
                     if not self.forward.is_open:

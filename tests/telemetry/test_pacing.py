@@ -154,3 +154,14 @@ def test_a_forward_that_lasts_longer_than_the_last_few_is_used_until_it_ends(mon
     window.forward.shut(now)
     assert (before, after, window.forward.leaves_time) == (False, True, False)
     assert not window.wait(lambda: 7, 60.0)
+
+
+def test_rings_that_come_too_late_do_not_keep_a_worker_for_ever() -> None:
+    """Forwards so short that each is over before the worker has woken up to its ring."""
+
+    class Late(Bell):
+        def wait(self, timeout_s: float) -> bool:
+            time.sleep(0.001)
+            return True
+
+    assert not ForwardWindow(Late()).wait(lambda: 7, 0.05)
