@@ -55,22 +55,21 @@ class CpuFormChoice:
         """The form. Raises ConfigError where `executor.kernels=native` cannot be."""
         import torch
 
-        from engine.native.library import Library
-
         config, build = self._config, self._build
         if build is None:
             return self.torch_form(self._why)
         quantization: Quantization = "int8" if config.quantization == "int8" else "none"
         if config.quantization == "auto" and config.dtype == "auto":
             quantization = "int8"
-        if quantization == "none" and config.dtype == "auto" and not build.has_tiles and config.kernels == "auto":
-            # Without matrix units bfloat16 saves reading and costs computing.
-            return self.torch_form("bfloat16 needs matrix units (AMX) to be quick")
         try:
-            return CpuForm(torch.bfloat16, quantization, Library(build.wait(), has_tiles=build.has_tiles))
+            library = _library(build)
         except NativeUnavailableError as error:
             self._missing(str(error))
-        return self.torch_form(self._why)
+            return self.torch_form(self._why)
+        if quantization == "none" and config.dtype == "auto" and not library.has_tiles and config.kernels == "auto":
+            # Without matrix units bfloat16 saves reading and costs computing.
+            return self.torch_form("bfloat16 needs matrix units (AMX) to be quick")
+        return CpuForm(torch.bfloat16, quantization, library)
 
     def torch_form(self, why: str) -> CpuForm:
         """The form without kernels in C, because of `why`. Raises ConfigError where they were asked for."""
@@ -85,6 +84,20 @@ class CpuFormChoice:
         if self._config.kernels == "native":
             raise ConfigError(f"executor.kernels=native cannot be: {why}")
         self._why = why
+
+
+def _library(build: Build) -> Library:
+    """The kernels. Raises NativeUnavailableError. A kept file that a crash has damaged is made anew."""
+    from engine.native.library import Library
+
+    path = build.wait()
+    try:
+        return Library(path)
+    except NativeUnavailableError:
+        if not build.is_kept:
+            raise
+    build.discard()
+    return Library(Build().wait())
 
 
 def _fits(config: ExecutorConfig) -> bool:

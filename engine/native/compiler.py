@@ -15,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,8 @@ _ARCH_REQ_XCOMP_PERM: Final = 0x1023
 _XFEATURE_XTILEDATA: Final = 18
 #: Longer than any machine takes; a compiler that hangs must not keep a server from starting.
 _TIMEOUT_S: Final = 120.0
+#: Age of a file that nobody is making any more: whoever did was killed.
+_ABANDONED_S: Final = 3600.0
 
 
 class NativeUnavailableError(RuntimeError):
@@ -45,7 +48,8 @@ class NativeUnavailableError(RuntimeError):
 class Build:
     """A library that is being made, or is there. `wait` gives its path.
 
-    has_tiles   the kernels use the processor's matrix units (AMX)
+    has_tiles   the kernels may use the processor's matrix units (AMX); Library.has_tiles says whether they do
+    is_kept     it was made by an earlier process
     """
 
     def __init__(self, *, tiles: bool = True) -> None:
@@ -57,7 +61,9 @@ class Build:
         if lacking := [name for name in _NEEDED if name not in facts]:
             raise NativeUnavailableError(f"this processor has no {', '.join(lacking)}")
         self.has_tiles = tiles and may_use_tiles()
-        flags = _FLAGS if self.has_tiles else (*_FLAGS, *_NO_TILES)
+        # A compiler that is older than these units does not know the words for leaving them out either.
+        has_to_avoid = not self.has_tiles and "amx_tile" in facts
+        flags = (*_FLAGS, *_NO_TILES) if has_to_avoid else _FLAGS
         sources = sorted(_SOURCES.glob("*.c"))
         try:
             folder = _cache_folder()
@@ -66,26 +72,30 @@ class Build:
         self._process: subprocess.Popen[str] | None = None
         compiler = _compiler()
         self._library = folder / f"kernels-{_fingerprint(sources, compiler, flags, facts)}.so"
-        if folder.exists():
-            _check_owner(folder)
-        if self._library.exists():
-            return
-        if compiler is None:
-            raise NativeUnavailableError("there is no C compiler (cc, gcc or clang, or what CC names)")
         try:
+            self.is_kept = folder.exists() and self._library.exists()
+            if self.is_kept:
+                _check_owner(folder)
+                return
+            if compiler is None:
+                raise NativeUnavailableError("there is no C compiler (cc, gcc or clang, or what CC names)")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(folder)
+            _clear_abandoned(folder)
             # Its own name first: another process may be making the same library.
             handle, name = tempfile.mkstemp(prefix="making-", suffix=".so", dir=folder)
             os.close(handle)
-        except OSError as error:
+        except OSError as error:  # a home that belongs to another user cannot even be asked
             raise NativeUnavailableError(f"the kernels cannot be compiled into {folder}: {error}") from error
         self._making = Path(name)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own files, by the compiler that the user chose
                 [*compiler, *flags, "-o", name, *map(str, sources), "-lm"],
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
+                errors="replace",
             )
         except OSError as error:
             self._making.unlink(missing_ok=True)
@@ -112,6 +122,13 @@ class Build:
         self._process = None
         return self._library
 
+    def discard(self) -> None:
+        """Take the library out of the cache, so that the next Build makes it anew."""
+        try:
+            self._library.unlink(missing_ok=True)
+        except OSError as error:
+            raise NativeUnavailableError(f"damaged kernels cannot be replaced: {error}") from error
+
 
 @cache
 def processor_flags() -> frozenset[str]:
@@ -137,8 +154,8 @@ def may_use_tiles() -> bool:
 
 
 def _compiler() -> list[str] | None:
-    if named := os.environ.get("CC"):
-        return named.split()
+    if named := os.environ.get("CC", "").split():
+        return named
     return next(([found] for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
 
 
@@ -153,6 +170,16 @@ def _check_owner(folder: Path) -> None:
     facts = folder.stat()
     if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NativeUnavailableError(f"{folder} belongs to, or can be written by, others")
+
+
+def _clear_abandoned(folder: Path) -> None:
+    """Remove what processes that were killed in the middle have left."""
+    for path in folder.glob("making-*.so"):
+        try:
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                path.unlink()
+        except FileNotFoundError:  # finished, or removed by another process, meanwhile
+            continue
 
 
 def _fingerprint(sources: list[Path], compiler: list[str] | None, flags: tuple[str, ...], facts: frozenset[str]) -> str:

@@ -82,18 +82,18 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class Library:
-    """The kernels of `path`. `has_tiles`: they use the processor's matrix units."""
+    """The kernels of `path`. `has_tiles`: they use the processor's matrix units, as far as their compiler knew them."""
 
-    def __init__(self, path: Path, *, has_tiles: bool) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises NativeUnavailableError where the library cannot be loaded."""
         try:
             library = ctypes.CDLL(str(path))
             for name, arguments in _SIGNATURES.items():
                 function = getattr(library, name)
                 function.argtypes, function.restype = arguments, None
+            self.has_tiles = bool(library.use_tiles())
         except (OSError, AttributeError) as error:
             raise NativeUnavailableError(f"{path} cannot be used: {error}") from error
-        self.has_tiles = has_tiles
         self.pack_bf16 = library.pack_bf16
         self.pack_int8 = library.pack_int8
         self.linear_bf16 = library.linear_bf16

@@ -242,7 +242,11 @@ EXPORT void prefill_attention(const Prefill *f) {
     run_tasks(lay_out, f, f->num_layouts, f->threads);
     run_tasks(compute, f, f->num_items, f->threads);
 }
+
+/* Whether the compiler knew the matrix units: what is asked for by -march=native is what it knows of this processor. */
+EXPORT int use_tiles(void) { return 1; }
 #else
 /* Nobody calls it without matrix units. */
 EXPORT void prefill_attention(const void *f) { (void)f; }
+EXPORT int use_tiles(void) { return 0; }
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from engine.errors import ConfigError
 from engine.executor import cpu_form, numeric_type
 from engine.executor.cpu_form import CpuForm, CpuFormChoice
 from engine.executor.factory import build_torch_executor
-from engine.native.compiler import NativeUnavailableError
+from engine.native.compiler import Build, NativeUnavailableError
 from tests.engine.native.libraries import library
 
 
@@ -72,6 +73,24 @@ def test_torch_with_a_reason_where_they_cannot_be() -> None:
 def test_native_says_why_it_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"executor\.kernels=native cannot be: there is no C compiler"):
         form(kernels="native")
+
+
+def test_a_damaged_library_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library()
+    path = tmp_path / "admitscope" / Build().wait().name
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(b"\x7fELF and nothing else")
+    assert form().library is not None
+    assert path.stat().st_size > 1000
+
+
+def test_a_compiler_that_makes_nothing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "true")
+    for _ in range(2):
+        assert "cannot be used" in form().why
 
 
 def test_a_compiler_that_fails_later_is_no_less_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ BOTH = pytest.mark.parametrize("tiles", [True, False], ids=["tiles", "no tiles"]
 @cache
 def _made(tiles: bool) -> Library | str:
     try:
-        build = Build(tiles=tiles)
-        return Library(build.wait(), has_tiles=build.has_tiles)
+        return Library(Build(tiles=tiles).wait())
     except NativeUnavailableError as error:
         return str(error)
 

@@ -39,7 +39,7 @@ def test_a_library_is_made_once_and_kept_for_its_owner(folder: Path, monkeypatch
     assert Build().wait() == path
     assert path.stat().st_mtime_ns == made
     assert [entry.name for entry in folder.iterdir()] == [path.name]
-    Library(path, has_tiles=False)
+    assert Library(path).has_tiles == compiler.may_use_tiles()
 
 
 def test_with_and_without_matrix_units_are_two_libraries() -> None:
@@ -150,4 +150,65 @@ def test_flags_of_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_library_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "broken.so").write_bytes(os.urandom(100))
     with pytest.raises(NativeUnavailableError, match=r"broken\.so cannot be used"):
-        Library(tmp_path / "broken.so", has_tiles=False)
+        Library(tmp_path / "broken.so")
+
+
+def test_a_compiler_that_knows_no_matrix_units_makes_kernels_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gcc 10 does: it knows the rest."""
+    named = compiler._compiler()
+    assert named is not None
+    monkeypatch.setenv("CC", " ".join((*named, *compiler._NO_TILES)))
+    assert not Library(Build().wait()).has_tiles
+
+
+def test_words_for_no_matrix_units_are_only_said_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CC", script(tmp_path / "cc", f'echo "$@" > {tmp_path}/said; exit 1'))
+    monkeypatch.setattr(compiler, "may_use_tiles", lambda: False)
+    for facts, are_said in ((compiler._NEEDED, False), ((*compiler._NEEDED, "amx_tile"), True)):
+        monkeypatch.setattr(compiler, "processor_flags", lambda facts=facts: frozenset(facts))
+        with pytest.raises(NativeUnavailableError):
+            Build().wait()
+        assert ("-mno-amx-tile" in (tmp_path / "said").read_text()) is are_said
+
+
+def test_an_empty_cc_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "  ")
+    assert compiler._compiler() not in (None, [])
+
+
+def test_a_cache_that_this_user_may_not_look_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's other user with the home of root."""
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(NativeUnavailableError, match=r"cannot be compiled into .*Permission denied"):
+        Build()
+
+
+def test_words_of_the_compiler_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", script(tmp_path / "cc", r"printf 'no \377\376 words' >&2; exit 1"))
+    with pytest.raises(NativeUnavailableError, match=r"the C compiler failed: no .* words"):
+        Build().wait()
+
+
+def test_a_compiler_that_reads_gets_nothing_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", script(tmp_path / "cc", "cat; echo 'read all' >&2; exit 1"))
+    with pytest.raises(NativeUnavailableError, match="read all"):
+        Build().wait()
+
+
+def test_what_a_killed_process_left_is_removed_in_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", script(tmp_path / "cc", 'while [ "$1" != -o ]; do shift; done; echo made > "$2"'))
+    folder.mkdir(mode=0o700)
+    old, new = folder / "making-old.so", folder / "making-new.so"
+    for path in (old, new):
+        path.write_text("half a library")
+    os.utime(old, (0, 0))
+    path = Build().wait()
+    assert sorted(folder.iterdir()) == sorted((path, new))
