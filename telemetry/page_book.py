@@ -9,7 +9,7 @@ import base64
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,24 @@ class PageBook:
         self._owners = np.full(num_pages, -1, dtype=np.int64)
         self._taken_ns = np.zeros(num_pages, dtype=np.int64)
         self._taken_step = np.zeros(num_pages, dtype=np.int64)
-        # The same memory, for the few pages that most events move.
-        self._state_of, self._owner_of = self._states.data, self._owners.data
-        self._ns_of, self._step_of = self._taken_ns.data, self._taken_step.data
+        self._look_at_pages()
         self.tree = TreeBook()
         self._held: dict[int, int] = {}
         self._locks: dict[int, dict[str, int]] = {}
         self._rid_of_row: dict[int, str] = {}
+
+    def _look_at_pages(self) -> None:
+        """The same memory again, for the few pages that most events move."""
+        self._state_of, self._owner_of = self._states.data, self._owners.data
+        self._ns_of, self._step_of = self._taken_ns.data, self._taken_step.data
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a kept state holds of a book: no second look at the same memory."""
+        return {name: value for name, value in self.__dict__.items() if not isinstance(value, memoryview)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._look_at_pages()
 
     def moved(self, event: PagesMoved) -> None:
         """Take over a move. `split` gives the pages above a cut a new node, with the locks of the old one."""

@@ -151,6 +151,10 @@ class ReadModel:
         self.finish_counts: Counter[FinishReason] = Counter()
         self._pass: SeenPass | None = None
         self._at_ns = 0
+        self._look_up_handlers()
+
+    def _look_up_handlers(self) -> None:
+        """What takes an event of a type."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._started,
             RequestArrived: self._arrived,
@@ -162,6 +166,14 @@ class ReadModel:
             PagesMoved: self.pages.moved,
             LockChanged: self.pages.lock_changed,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a kept state holds: all but what only says where to look."""
+        return {name: value for name, value in self.__dict__.items() if name != "_handlers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._look_up_handlers()
 
     def emit(self, event: AnyEvent) -> None:
         """Take one event."""
@@ -193,7 +205,7 @@ class ReadModel:
         self.config = EngineConfig.model_validate_json(event.config)
         self.book.started(self.config.scheduler.chunked_prefill_size)
         self.pages = PageBook(event.num_pages)
-        self._handlers |= {PagesMoved: self.pages.moved, LockChanged: self.pages.lock_changed}
+        self._look_up_handlers()
 
     def _planned(self, event: StepPlanned) -> None:
         self.tracker.planned(event)

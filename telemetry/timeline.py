@@ -95,20 +95,12 @@ class TimelineTracker:
         self._base = 0
         #: One of the requests of the gap that is being told.
         self.gap_rid = ""
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            AdmissionDecided: self.decided,
-            StepPlanned: self.planned,
-            StepCompleted: self.completed,
-            RequestTransitioned: self.transitioned,
-            RequestArrived: self.arrived,
-            ResponseSent: self.responded,
-        }
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event."""
-        handle = self._handlers.get(type(event))
+        handle = _HANDLERS.get(type(event))
         if handle is not None:
-            handle(event)
+            handle(self, event)
 
     @property
     def in_step(self) -> bool:
@@ -391,3 +383,13 @@ class TimelineTracker:
         request.last_byte_ns = event.last_byte_ns
         if event.first_byte_ns is not None:
             self._first_byte(request, event.first_byte_ns)
+
+
+_HANDLERS: Final[dict[type, Callable[[TimelineTracker, Any], None]]] = {
+    AdmissionDecided: TimelineTracker.decided,
+    StepPlanned: TimelineTracker.planned,
+    StepCompleted: TimelineTracker.completed,
+    RequestTransitioned: TimelineTracker.transitioned,
+    RequestArrived: TimelineTracker.arrived,
+    ResponseSent: TimelineTracker.responded,
+}
