@@ -177,6 +177,12 @@ class ExecutorConfig(_Frozen):
     simulated_step_ms: float = Field(0.0, ge=0, le=3_600_000)
     """Sleep of a simulated step."""
 
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _none_is_a_word_here(cls, value: object) -> object:
+        """Flags and environment turn the word `none` into None, wherever it stands."""
+        return "none" if value is None else value
+
     @model_validator(mode="after")
     def _parts_fit_the_device(self) -> Self:
         attention = f"executor.attention_backend={self.attention_backend}"

@@ -86,6 +86,12 @@ def test_the_name_that_help_teaches_is_the_name_that_works(monkeypatch: pytest.M
             monkeypatch.delenv(environment_name(flag))
 
 
+def test_none_is_a_word_where_it_is_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve("--executor.quantization", "none").executor.quantization == "none"
+    monkeypatch.setenv("ADMITSCOPE_EXECUTOR__QUANTIZATION", "none")
+    assert serve().executor.quantization == "none"
+
+
 def test_words_for_nothing_and_for_policies() -> None:
     command = serve(
         "--scheduler.chunked-prefill-size",
