@@ -8,6 +8,9 @@
 #ifdef __AMX_BF16__
 #include "tiles.h"
 
+/* Blocks of up to 16 query heads that are computed at once: 0.4 MB of stack. */
+#define MOST_BLOCKS 16
+
 /* One K/V head of one row: its (at most 16) query heads, and what the part has come to. */
 typedef struct {
     uint32_t queries[MOST_DIM / 32][16][16];
@@ -148,43 +151,55 @@ static void gather(const Decode *d, const Span *span, long kv, Head *head, const
     }
 }
 
-/* One part of one row: all heads step by step, so that memory is read in its own order. */
-void attend_with_tiles(const Decode *d, const Part *p, float *partial) {
+/* Blocks [from, until) of one row's query heads, step by step, so that memory is read in its own order. */
+static void attend_some(const Decode *d, const Part *p, long from, long until, float *partial) {
     long dim = d->dim, group = d->q_heads / d->kv_heads, blocks = (group + 15) / 16, step = dim + 2;
-    Head heads[d->kv_heads * blocks];
+    Head heads[MOST_BLOCKS];
     float scores[STEP][16] __attribute__((aligned(64)));
     bf16 weights[16][STEP] __attribute__((aligned(64)));
     memset(weights, 0, sizeof weights);
-    for (long n = 0; n < d->kv_heads * blocks; n++) {
+    for (long n = from; n < until; n++) {
         const bf16 *rows[16];
+        Head *head = &heads[n - from];
         long first = n / blocks * group + n % blocks * 16, count = group - n % blocks * 16;
         if (count > 16) count = 16;
         for (long h = 0; h < count; h++) rows[h] = d->q + p->row * d->q_stride + (first + h) * dim;
-        pack_queries(rows, (int)count, dim, heads[n].queries);
-        memset(heads[n].sums, 0, (size_t)(dim / 16) * sizeof heads[n].sums[0]);
-        for (int h = 0; h < 16; h++) heads[n].most[h] = NOTHING, heads[n].total[h] = 0.0f;
+        pack_queries(rows, (int)count, dim, head->queries);
+        memset(head->sums, 0, (size_t)(dim / 16) * sizeof head->sums[0]);
+        for (int h = 0; h < 16; h++) head->most[h] = NOTHING, head->total[h] = 0.0f;
     }
     set_tiles(16, 16);
-    /* Times that something is asked for in a step, for each head: 4 tiles of K, and dim / 16 of V. */
-    long times = d->kv_heads * blocks * (STEP / 16 + dim / 16), share = (STEP + times - 1) / times;
+    /* Times that something is asked for in a step, for each block: 4 tiles of K, and dim / 16 of V. */
+    long times = (until - from) * (STEP / 16 + dim / 16), share = (STEP + times - 1) / times;
     Span span = span_at(d, p, p->first);
     for (long token = p->first; token < p->end; token += STEP) {
         Ahead ahead = {d, span, STEP, d->kv_heads * dim * 2 / 64};
         if (token + STEP < p->end) ahead.span = span_at(d, p, token + STEP), ahead.token = 0;
-        for (long n = 0; n < d->kv_heads * blocks; n++) {
+        for (long n = from; n < until; n++) {
             long kv = n / blocks, count = group - n % blocks * 16;
-            score(d, &span, kv, &heads[n], scores, &ahead, share);
-            soften(d, &span, count < 16 ? (int)count : 16, &heads[n], (const float(*)[16])scores, weights);
-            gather(d, &span, kv, &heads[n], (const bf16(*)[STEP])weights, &ahead, share);
+            Head *head = &heads[n - from];
+            score(d, &span, kv, head, scores, &ahead, share);
+            soften(d, &span, count < 16 ? (int)count : 16, head, (const float(*)[16])scores, weights);
+            gather(d, &span, kv, head, (const bf16(*)[STEP])weights, &ahead, share);
         }
         span = ahead.span;
     }
-    for (long h = 0; h < d->q_heads; h++) {
-        const Head *head = &heads[h / group * blocks + h % group / 16];
-        for (long i = 0; i < dim; i += 16)
-            _mm512_storeu_ps(partial + h * step + i, _mm512_load_ps(head->sums[i / 16][h % group % 16]));
-        partial[h * step + dim] = head->most[h % group % 16];
-        partial[h * step + dim + 1] = head->total[h % group % 16];
+    for (long n = from; n < until; n++) {
+        const Head *head = &heads[n - from];
+        long first = n / blocks * group + n % blocks * 16, count = group - n % blocks * 16;
+        for (long h = 0; h < count && h < 16; h++) {
+            float *to = partial + (first + h) * step;
+            for (long i = 0; i < dim; i += 16) _mm512_storeu_ps(to + i, _mm512_load_ps(head->sums[i / 16][h]));
+            to[dim] = head->most[h];
+            to[dim + 1] = head->total[h];
+        }
     }
+}
+
+/* One part of one row. All heads at once, unless they are more than a thread's stack should hold. */
+void attend_with_tiles(const Decode *d, const Part *p, float *partial) {
+    long all = d->kv_heads * ((d->q_heads / d->kv_heads + 15) / 16);
+    for (long from = 0; from < all; from += MOST_BLOCKS)
+        attend_some(d, p, from, from + MOST_BLOCKS < all ? from + MOST_BLOCKS : all, partial);
 }
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -134,6 +135,25 @@ def test_long_pieces_equal_the_reference(windows: tuple[int, ...], dim: int) -> 
     got = attend(NativeBackend(library(True), windows=windows), batch)
     want = attend(TorchReferenceBackend(compute_dtype=torch.float64, windows=windows), batch)
     assert float((got.double() - want.double()).abs().max()) < 3e-2
+
+
+@BOTH
+@pytest.mark.parametrize(("kv_heads", "group"), [(80, 1), (17, 2), (3, 100)])
+def test_many_heads_fit_a_small_stack(tiles: bool, kv_heads: int, group: int) -> None:
+    shape = Shape(page_size=16, kv_heads=kv_heads, group=group, dim=64)
+    batch = build([(1, 300), (1, 20)], shape, page_seed=4, dtype=torch.bfloat16)
+    kernels, got = library(tiles), []
+    threads = torch.get_num_threads()
+    before = threading.stack_size(1 << 20)
+    try:
+        torch.set_num_threads(1)  # the kernel's task runs on this thread
+        worker = threading.Thread(target=lambda: got.append(attend(NativeBackend(kernels), batch)))
+        worker.start()
+        worker.join()
+    finally:
+        threading.stack_size(before)
+        torch.set_num_threads(threads)
+    assert largest_error(got[0], float64_loop(batch)) < 3e-2
 
 
 def test_one_backend_serves_steps_of_any_kind_after_each_other() -> None:
