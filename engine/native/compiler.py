@@ -187,5 +187,7 @@ def _fingerprint(sources: list[Path], compiler: list[str] | None, flags: tuple[s
     state = hashlib.sha256()
     for path in sorted([*sources, *_SOURCES.glob("*.h")]):
         state.update(path.read_bytes())
-    state.update(repr((flags, sorted(facts), compiler)).encode())
+    # Where its name leads, as cc to gcc-12: another compiler may know more of this processor.
+    program = os.path.realpath(shutil.which(compiler[0]) or compiler[0]) if compiler else None
+    state.update(repr((flags, sorted(facts), compiler, program)).encode())
     return state.hexdigest()[:16]

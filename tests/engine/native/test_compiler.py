@@ -24,6 +24,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "admitscope"
 
 
+#: A compiler that is quick and makes nothing of use.
+FAKE = 'while [ "$1" != -o ]; do shift; done; echo made > "$2"'
+
+
 def script(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -173,6 +177,18 @@ def test_words_for_no_matrix_units_are_only_said_where_there_are_some(
         assert ("-mno-amx-tile" in (tmp_path / "said").read_text()) is are_said
 
 
+def test_another_compiler_behind_the_same_name_makes_another_library(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = tmp_path / "cc"
+    monkeypatch.setenv("CC", str(name))
+    for program in ("cc-10", "cc-12"):
+        name.unlink(missing_ok=True)
+        name.symlink_to(script(tmp_path / program, FAKE))
+        Build().wait()
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_an_empty_cc_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "  ")
     assert compiler._compiler() not in (None, [])
@@ -204,7 +220,7 @@ def test_a_compiler_that_reads_gets_nothing_to_read(tmp_path: Path, monkeypatch:
 def test_what_a_killed_process_left_is_removed_in_time(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", script(tmp_path / "cc", 'while [ "$1" != -o ]; do shift; done; echo made > "$2"'))
+    monkeypatch.setenv("CC", script(tmp_path / "cc", FAKE))
     folder.mkdir(mode=0o700)
     old, new = folder / "making-old.so", folder / "making-new.so"
     for path in (old, new):
