@@ -107,6 +107,11 @@ class TimelineTracker:
         """Whether a step was planned and has not come back yet."""
         return bool(self._plans)
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether a request has ended in a step that has not come back: its last token is yet to be told."""
+        return bool(self._closing)
+
     def first_byte(self, rid: str, t_ns: int) -> None:
         """The server wrote the first byte of a response; earlier news than ResponseSent, which comes at the end."""
         request = self.live.get(rid) or self.emitting.get(rid)

@@ -170,7 +170,7 @@ class SpanSink:
                 ledger.next_seq += 1
             else:
                 ledger.hear(event.seq)
-            if ledger.wanted:
+            if ledger.wanted and not self._timeline.is_closing:
                 self._reading = self.reading()
 
     def flush(self) -> None:
@@ -190,7 +190,9 @@ class SpanSink:
         return reading
 
     def reading(self) -> SpanReading | None:
-        """A reading now. On the thread that feeds this sink."""
+        """A reading now; None in the middle of an end. On the thread that feeds this sink."""
+        if self._timeline.is_closing:
+            return None
         return self._ledger.reading(self._facts, self._ended)
 
     def _started(self, event: EngineStarted) -> None:

@@ -67,9 +67,9 @@ class Rig:
         self.emit(ResponseSent(0, self.last.step, at, rid, at, at, 10, 0, False))
 
     def compare(self) -> bool:
+        """False where nothing could be compared: between an end and the step that it is the end of."""
         reading = self.spans.reading()
-        assert reading is not None
-        return self.checker.audit_spans(reading)
+        return reading is not None and self.checker.audit_spans(reading)
 
 
 STEPS = st.lists(
@@ -90,6 +90,7 @@ def test_a_sink_that_lags_behind_agrees_as_of_its_own_event(moves: Any, responds
         if move == "add" and len(live) < 12:
             rid = f"r{number % 9}"  # ids are used again once they have ended
             if rid not in live:
+                rig.run.now_ns += 1  # no two lives of one id begin at the same time
                 rig.run.add(rid, 5 + number, 1 + number % 7, ignore_eos=True)
                 came.append(rid)
                 answered.discard(rid)
