@@ -109,7 +109,7 @@ class TimelineTracker:
 
     @property
     def is_closing(self) -> bool:
-        """Whether a request has ended in a step that has not come back: its last token is yet to be told."""
+        """Whether a request has ended whose last token is yet to be told."""
         return bool(self._closing)
 
     def first_byte(self, rid: str, t_ns: int) -> None:
@@ -188,8 +188,7 @@ class TimelineTracker:
         if request.phase in {QUEUE, BETWEEN} and request.first_token_ns is None:
             # In any other phase a step is in flight, whose StepCompleted has the instants.
             request.mark(request.phase, event.t_ns)
-        request.finish, request.end_cause = FINISH_OF[event.cause], event.cause
-        request.finished_ns = event.t_ns
+        request.finish, request.end_cause, request.finished_ns = FINISH_OF[event.cause], event.cause, event.t_ns
         if self._plans:
             # The token that ended it is reported by the StepCompleted that follows.
             self._closing.append(request)
