@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.config import ExecutorConfig
@@ -70,6 +70,13 @@ class CpuFormChoice:
             # Without matrix units bfloat16 saves reading and costs computing.
             return self.torch_form("bfloat16 needs matrix units (AMX) to be quick")
         return CpuForm(torch.bfloat16, quantization, library)
+
+    def instead(self, form: CpuForm, why: str, *, bfloat16_fits: bool) -> CpuForm:
+        """The form for a model that the kernels of `form` cannot run, because of `why`."""
+        chosen = form.quantization == "int8" and self._config.quantization == "auto"
+        if bfloat16_fits and chosen and form.library is not None and form.library.has_tiles:
+            return replace(form, quantization="none")
+        return self.torch_form(why)
 
     def torch_form(self, why: str) -> CpuForm:
         """The form without kernels in C, because of `why`. Raises ConfigError where they were asked for."""

@@ -133,7 +133,8 @@ def _on_cpu(config: EngineConfig, path: Path, choice: CpuFormChoice) -> tuple[De
     form = choice.form()
     shape, weights = load_weights(path, form.dtype)
     if form.library is not None and (why := misfit(shape, form.quantization)) is not None:
-        loaded, form = form.dtype, choice.torch_form(why)
+        loaded = form.dtype
+        form = choice.instead(form, why, bfloat16_fits=misfit(shape, "none") is None)
         if form.dtype is not loaded:
             shape, weights = load_weights(path, form.dtype)
     if form.library is not None:

@@ -136,3 +136,17 @@ def test_the_packaged_model_is_computed_in_c_and_says_so() -> None:
     library()
     info = build_torch_executor(EngineConfig.model_validate({"cache": {"num_pages": 4}})).info()
     assert (info.dtype, info.attention_backend, info.kernels) == ("bfloat16, weights int8", "native", "kernels in C")
+
+
+def test_a_model_that_int8_does_not_fit_is_computed_in_bfloat16_unless_int8_was_asked_for() -> None:
+    library()  # skips where there are no matrix units
+    for settings, quantization, why in (
+        ({}, "none", ""),
+        ({"quantization": "int8"}, "int8", "hidden_size 96"),
+    ):
+        choice = CpuFormChoice(ExecutorConfig.model_validate(settings))
+        got = choice.instead(choice.form(), "hidden_size 96", bfloat16_fits=True)
+        assert (got.quantization, got.why) == (quantization, why)
+        assert (got.library is None) == bool(why)
+    choice = CpuFormChoice(ExecutorConfig())
+    assert choice.instead(choice.form(), "head_dim 8", bfloat16_fits=False).library is None
