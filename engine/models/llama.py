@@ -85,12 +85,9 @@ class LlamaModel:
         attention: AttentionBackend,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write K/V of every row, return logits of `rows`.
+        """Write K/V of every row, return logits of `rows`: see Decoder.
 
-        token_ids, positions, out_slots   [R] int64
-        attention                         prepared for this batch
-        rows                              [S] int64 rows whose logits are wanted; None: all
-        returns                           [S, vocab] in the model's type
+        returns   [S, vocab] in the model's type
         """
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim

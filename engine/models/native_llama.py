@@ -117,7 +117,7 @@ class NativeLlama:
         attention: AttentionBackend,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write K/V of every row, return logits of `rows`: see LlamaModel.forward.
+        """Write K/V of every row, return logits of `rows`: see Decoder.
 
         returns   [S, vocab] float32
         """
