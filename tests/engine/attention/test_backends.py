@@ -30,6 +30,23 @@ def attend(backend: AttentionBackend, batch: Ragged) -> torch.Tensor:
     return backend.run(batch.q, batch.k_cache, batch.v_cache, 0)
 
 
+def decode_alone(backend: AttentionBackend, company: Ragged, i: int) -> torch.Tensor:
+    """Attention of request `i` of a batch of decode rows, in a batch of its own."""
+    meta = company.metadata
+    pages = meta.kv_indices[meta.kv_indptr[i] : meta.kv_indptr[i + 1]]
+    alone = dataclasses.replace(
+        meta,
+        qo_indptr=np.array([0, 1], dtype=np.int32),
+        kv_indptr=np.array([0, len(pages)], dtype=np.int32),
+        kv_indices=pages,
+        last_page_len=meta.last_page_len[i : i + 1],
+        out_slots=meta.out_slots[i : i + 1],
+        positions=meta.positions[i : i + 1],
+    )
+    backend.prepare(alone)
+    return backend.run(company.q[i : i + 1], company.k_cache, company.v_cache, 0)
+
+
 def largest_error(got: torch.Tensor, want: np.ndarray) -> float:
     assert got.shape == want.shape
     return float(np.abs(got.double().numpy() - want).max(initial=0.0))
@@ -87,22 +104,10 @@ def test_a_decode_row_is_the_same_bits_alone_and_in_company(dtype: torch.dtype, 
     shape = Shape(page_size=16, group=3, dim=64)
     company = build([(1, length) for length in contexts], shape, page_seed=5, dtype=dtype)
     together = attend(CpuBackend(dtype=dtype, windows=windows), company)
-    meta = company.metadata
     for i, length in enumerate(contexts):
-        pages = meta.kv_indices[meta.kv_indptr[i] : meta.kv_indptr[i + 1]]
-        alone = dataclasses.replace(
-            meta,
-            qo_indptr=np.array([0, 1], dtype=np.int32),
-            kv_indptr=np.array([0, len(pages)], dtype=np.int32),
-            kv_indices=pages,
-            last_page_len=meta.last_page_len[i : i + 1],
-            out_slots=meta.out_slots[i : i + 1],
-            positions=meta.positions[i : i + 1],
+        assert torch.equal(decode_alone(CpuBackend(dtype=dtype, windows=windows), company, i), together[i : i + 1]), (
+            length
         )
-        backend = CpuBackend(dtype=dtype, windows=windows)
-        backend.prepare(alone)
-        got = backend.run(company.q[i : i + 1], company.k_cache, company.v_cache, 0)
-        assert torch.equal(got, together[i : i + 1]), length
 
 
 @pytest.mark.parametrize(("most", "gatherings"), [(64, 6), (200, 4), (500, 2), (16_384, 1)])

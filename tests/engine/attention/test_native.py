@@ -17,7 +17,7 @@ from engine.attention.native import NativeBackend
 from engine.attention.torch_reference import TorchReferenceBackend
 from engine.native.library import PART
 from tests.engine.attention.ragged import Shape, build, float64_loop, lengths
-from tests.engine.attention.test_backends import attend, largest_error
+from tests.engine.attention.test_backends import attend, decode_alone, largest_error
 from tests.engine.native.libraries import BOTH, library
 
 
@@ -48,52 +48,45 @@ def test_long_contexts_in_parts_equal_torchs(windows: tuple[int, ...]) -> None:
     assert float((got - want).abs().max()) < 2e-2
 
 
+@BOTH
 @pytest.mark.parametrize("windows", [(), (50,), (300,)])
-def test_a_decode_row_is_the_same_bits_alone_in_company_and_with_other_threads(windows: tuple[int, ...]) -> None:
+def test_a_decode_row_is_the_same_bits_alone_in_company_and_with_other_threads(
+    tiles: bool, windows: tuple[int, ...]
+) -> None:
     contexts = [1, 40, 63, 64, 65, 100, 300, 301, 449, 513]
     company = build([(1, n) for n in contexts], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
-    together = attend(NativeBackend(library(False), windows=windows), company)
+    together = attend(NativeBackend(library(tiles), windows=windows), company)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(attend(NativeBackend(library(False), windows=windows), company), together)
+        assert torch.equal(attend(NativeBackend(library(tiles), windows=windows), company), together)
     finally:
         torch.set_num_threads(threads)
-    meta = company.metadata
-    for i in range(len(contexts)):
-        pages = meta.kv_indices[meta.kv_indptr[i] : meta.kv_indptr[i + 1]]
-        alone = dataclasses.replace(
-            meta,
-            qo_indptr=np.array([0, 1], dtype=np.int32),
-            kv_indptr=np.array([0, len(pages)], dtype=np.int32),
-            kv_indices=pages,
-            last_page_len=meta.last_page_len[i : i + 1],
-            out_slots=meta.out_slots[i : i + 1],
-            positions=meta.positions[i : i + 1],
-        )
-        backend = NativeBackend(library(False), windows=windows)
-        backend.prepare(alone)
-        assert torch.equal(backend.run(company.q[i : i + 1], company.k_cache, company.v_cache, 0), together[i : i + 1])
+    for i, length in enumerate(contexts):
+        got = decode_alone(NativeBackend(library(tiles), windows=windows), company, i)
+        assert torch.equal(got, together[i : i + 1]), length
 
 
+@BOTH
 @pytest.mark.parametrize("context", [20, 400])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_nan_reaches_its_own_row_and_no_other(context: int, where: str) -> None:
+def test_nan_reaches_its_own_row_and_no_other(tiles: bool, context: int, where: str) -> None:
     batch = build([(1, context), (1, 33)], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
     page = int(batch.metadata.kv_indices[0])
     if where == "q":
         batch.q[0, :, 5] = math.nan
     else:
         {"k": batch.k_cache, "v": batch.v_cache}[where][page, 3] = math.nan
-    got = attend(NativeBackend(library(False)), batch)
+    got = attend(NativeBackend(library(tiles)), batch)
     assert bool(got[0].isnan().any(dim=-1).all())
     assert bool(got[1].isfinite().all())
 
 
-def test_scores_far_apart_do_not_overflow() -> None:
+@BOTH
+def test_scores_far_apart_do_not_overflow(tiles: bool) -> None:
     batch = build([(1, 300)], Shape(page_size=16, group=3, dim=64), page_seed=5, dtype=torch.bfloat16)
     batch.q.mul_(300)
-    assert largest_error(attend(NativeBackend(library(False)), batch), float64_loop(batch)) < 3e-2
+    assert largest_error(attend(NativeBackend(library(tiles)), batch), float64_loop(batch)) < 3e-2
 
 
 def bits_of_pieces(pieces: list[int], context: int, windows: tuple[int, ...]) -> torch.Tensor:
