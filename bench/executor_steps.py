@@ -31,7 +31,7 @@ def machine() -> str:
     info = Path("/proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     flags = info.read_text()
-    extras = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    extras = [flag for flag in ("avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16") if flag in flags]
     name = names[0] if names else platform.processor()
     cpus = f"{name}, {len(names)} CPUs ({', '.join(extras)})"
     return f"{cpus}, {torch.get_num_threads()} threads, torch {torch.__version__}"

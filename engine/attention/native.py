@@ -1,10 +1,10 @@
 """NativeBackend. Owns: attention of a CPU by kernels in C, which read K/V where they lie.
 
-A decode row costs what reading its context once costs: nothing is gathered, and no row waits for a longer one. Prompt
-pieces are computed on matrix units, where the processor has them; else they go the way of CpuBackend.
+A decode row costs what reading its context once costs: nothing is gathered, and no row waits for a longer one. Rows that
+see what comes after them go the way of CpuBackend.
 
-What a row computes depends on itself alone: bits are the same alone and in company. On matrix units they are also the
-same in a whole prompt, in any piece of it, behind any cached prefix, and as a decode row.
+What a row computes depends on itself alone: bits are the same alone and in company, in a whole prompt, in any piece of
+it, behind any cached prefix, and as a decode row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NativeBackend:
         """Cut contexts and prompt pieces into tasks."""
         lens = metadata.qo_lens
         rows, pieces = np.flatnonzero(lens == 1), np.flatnonzero(lens > 1)
-        self._is_torchs = bool(len(pieces)) and not (self._library.has_tiles and metadata.causal)
+        self._is_torchs = bool(len(pieces)) and not metadata.causal
         if self._is_torchs:
             self._torchs.prepare(metadata, only_pieces=True)
             pieces = pieces[:0]

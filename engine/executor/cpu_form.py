@@ -66,15 +66,12 @@ class CpuFormChoice:
         except NativeUnavailableError as error:
             self._missing(str(error))
             return self.torch_form(self._why)
-        if quantization == "none" and config.dtype == "auto" and not library.has_tiles and config.kernels == "auto":
-            # Without matrix units bfloat16 saves reading and costs computing.
-            return self.torch_form("bfloat16 needs matrix units (AMX) to be quick")
         return CpuForm(torch.bfloat16, quantization, library)
 
     def instead(self, form: CpuForm, why: str, *, bfloat16_fits: bool) -> CpuForm:
         """The form for a model that the kernels of `form` cannot run, because of `why`."""
         chosen = form.quantization == "int8" and self._config.quantization == "auto"
-        if bfloat16_fits and chosen and form.library is not None and form.library.has_tiles:
+        if bfloat16_fits and chosen and form.library is not None:
             return replace(form, quantization="none")
         return self.torch_form(why)
 

@@ -13,6 +13,8 @@
 typedef uint16_t bf16;
 
 #define EXPORT __attribute__((visibility("default")))
+/* For loops of few turns whose numbers must stay in registers. */
+#define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 
 /* Rows of one task, for work of one pass over a row: fewer are not worth another thread. */

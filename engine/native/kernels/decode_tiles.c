@@ -1,4 +1,4 @@
-/* Attention of decode rows on matrix units, over paged K/V where they lie. In what order a row is computed: tiles.h.
+/* Attention of decode rows on matrix units, over paged K/V where they lie. In what order a row is computed: attention.h.
  *
  * A tile of K is 16 tokens as they lie on a page; the query heads that share it are the columns of the other factor. Of V
  * two tokens at a time are woven into pairs.
@@ -6,7 +6,6 @@
 #include "decode.h"
 
 #ifdef __AMX_BF16__
-#include "tiles.h"
 
 /* Blocks of up to 16 query heads that are computed at once: 0.4 MB of stack. */
 #define MOST_BLOCKS 16
@@ -17,47 +16,6 @@ typedef struct {
     float sums[MOST_DIM / 16][16][16]; /* [dim / 16][query heads][16 of dim] */
     float most[16], total[16];
 } __attribute__((aligned(64))) Head;
-
-/* Where the tokens of one step are. `tiles`: each 16 of them lie on one page, one after the other. */
-typedef struct {
-    long count, hidden; /* tokens there are, and of them those before a window */
-    long places[STEP];  /* of tokens in a cache, in elements */
-    int tiles;
-} Span;
-
-static Span span_at(const Decode *d, const Part *p, long token) {
-    Span span = {p->end - token < STEP ? p->end - token : STEP, p->seen_from > token ? p->seen_from - token : 0, {0},
-                 d->page_size % 16 == 0};
-    long width = d->kv_heads * d->dim;
-    for (long t = 0; t < span.count;) {
-        long offset = (token + t) % d->page_size, until = t + d->page_size - offset;
-        long place = ((long)d->page_ids[p->pages + (token + t) / d->page_size] * d->page_size + offset) * width;
-        for (; t < span.count && t < until; t++, place += width) span.places[t] = place;
-    }
-    return span;
-}
-
-/* Lines of the next step's K and V are asked for a few at a time, between products, so that they arrive meanwhile. */
-typedef struct {
-    const Decode *d;
-    Span span;
-    long token, lines; /* the next token to ask for, and the lines of a token */
-} Ahead;
-
-INLINE void fetch_token(Ahead *ahead) {
-    if (ahead->token >= ahead->span.count) return;
-    const char *k = (const char *)(ahead->d->k + ahead->span.places[ahead->token]);
-    const char *v = (const char *)(ahead->d->v + ahead->span.places[ahead->token]);
-    for (long i = 0; i < ahead->lines; i++) {
-        _mm_prefetch(k + 64 * i, _MM_HINT_T1);
-        _mm_prefetch(v + 64 * i, _MM_HINT_T1);
-    }
-    ahead->token++;
-}
-
-INLINE void fetch_tokens(Ahead *ahead, long count) {
-    while (count-- > 0) fetch_token(ahead);
-}
 
 /* Scores [STEP][16 query heads] of one K/V head. */
 static void score(const Decode *d, const Span *span, long kv, Head *head, float (*scores)[16], Ahead *ahead, long share) {
@@ -89,53 +47,27 @@ static void soften(const Decode *d, const Span *span, int heads, Head *head, con
     const __m512i rows = _mm512_mullo_epi32(
         _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(16));
     __mmask16 seen[STEP / 16];
-    for (int b = 0; b < STEP / 16; b++) {
-        long hidden = span->hidden - 16 * b;
-        seen[b] = lanes(16 * b, span->count) & ~(__mmask16)((1u << (hidden < 0 ? 0 : hidden > 16 ? 16 : hidden)) - 1);
-    }
+    seen_of(span, seen);
     for (int h = 0; h < heads; h++) {
-        __m512 s[STEP / 16], before = _mm512_set1_ps(head->most[h]), top = _mm512_set1_ps(NOTHING);
+        __m512 s[STEP / 16];
         for (int b = 0; b < STEP / 16; b++) {
             s[b] = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), seen[b], rows, scores[16 * b] + h, 4);
             s[b] = _mm512_mul_ps(s[b], _mm512_set1_ps(d->scale));
-            top = _mm512_mask_max_ps(top, seen[b], s[b], top);
         }
-        __m512 most = _mm512_max_ps(_mm512_set1_ps(_mm512_reduce_max_ps(top)), before);
-        if (_mm512_cmp_ps_mask(most, before, _CMP_GT_OQ)) {
-            __m512 less = fading(before, most);
-            for (long i = 0; i < d->dim / 16; i++)
-                _mm512_store_ps(head->sums[i][h], _mm512_mul_ps(_mm512_load_ps(head->sums[i][h]), less));
-            head->total[h] *= _mm512_cvtss_f32(less);
-            head->most[h] = _mm512_cvtss_f32(most);
-        }
-        __m512 totals = _mm512_setzero_ps();
-        for (int b = 0; b < STEP / 16; b++) {
-            __m512 w = _mm512_maskz_mov_ps(seen[b], exp_ps(_mm512_sub_ps(s[b], most)));
-            totals = b ? _mm512_add_ps(totals, w) : w;
-            _mm256_store_si256((void *)(weights[h] + 16 * b), (__m256i)_mm512_cvtneps_pbh(w));
-        }
-        /* By halves: 16 sums, 8, 4, 2, 1. */
-        __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(totals), _mm512_extractf32x8_ps(totals, 1));
-        __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-        __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        head->total[h] += _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+        weigh_step(s, seen, &head->most[h], &head->total[h], head->sums[0][h], 16 * 16, d->dim, weights[h]);
     }
 }
 
 /* Add the step's values, weighed. */
 static void gather(const Decode *d, const Span *span, long kv, Head *head, const bf16 (*weights)[STEP], Ahead *ahead, long share) {
-    static const uint16_t order[2][32] = {
-        {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-    const __m512i left = _mm512_loadu_si512(order[0]), right = _mm512_loadu_si512(order[1]);
     uint32_t woven[2][STEP / 2][16] __attribute__((aligned(64)));
     for (long i = 0; i < d->dim; i += 32) {
         for (long t = 0; t < STEP; t += 2) {
             __m512i a = t < span->count ? _mm512_loadu_si512(d->v + span->places[t] + kv * d->dim + i) : _mm512_setzero_si512();
             __m512i b = t + 1 < span->count ? _mm512_loadu_si512(d->v + span->places[t + 1] + kv * d->dim + i)
                                             : _mm512_setzero_si512();
-            _mm512_store_si512(woven[0][t / 2], _mm512_permutex2var_epi16(a, left, b));
-            _mm512_store_si512(woven[1][t / 2], _mm512_permutex2var_epi16(a, right, b));
+            _mm512_store_si512(woven[0][t / 2], woven_left(a, b));
+            _mm512_store_si512(woven[1][t / 2], woven_right(a, b));
         }
         for (int n = 0; n < 2; n++) {
             float *sums = head->sums[i / 16 + n][0];
@@ -197,7 +129,7 @@ static void attend_some(const Decode *d, const Part *p, long from, long until, f
 }
 
 /* One part of one row. All heads at once, unless they are more than a thread's stack should hold. */
-void attend_with_tiles(const Decode *d, const Part *p, float *partial) {
+void attend(const Decode *d, const Part *p, float *partial) {
     long all = d->kv_heads * ((d->q_heads / d->kv_heads + 15) / 16);
     for (long from = 0; from < all; from += MOST_BLOCKS)
         attend_some(d, p, from, from + MOST_BLOCKS < all ? from + MOST_BLOCKS : all, partial);

@@ -1,27 +1,33 @@
 /* y = x Wᵀ in bfloat16 with float32 sums.
  *
  * A sum runs over the inputs in the same order whatever the number of rows and threads: a row has the same bits alone
- * and in company. With tiles (AMX) even one row is bound by reading weights; without them the same packed weights feed
- * the dot products of AVX512-BF16.
+ * and in company. With tiles (AMX) even one row is bound by reading weights; without them
+ * the dot products of AVX512-BF16 take them in another order of memory.
  *
- * Packed: [groups of 64 columns][inputs / 32][4 blocks][16 pairs of inputs][16 columns][2].
+ * Packed for tiles: [groups of 64 columns][inputs / 32][4 blocks][16 pairs of inputs][16 columns][2];
+ * else: [groups of 64 columns][2][inputs / 2][32 columns][2].
  */
-#include "common.h"
+#include "passes.h"
+
+/* Where the inputs 2 * `pair` and the one after it of a group's `column` are, in pairs. */
+INLINE long place_of(long inputs, long pair, long column) {
+#ifdef __AMX_BF16__
+    (void)inputs;
+    return pair / 16 * 1024 + column / 16 * 256 + pair % 16 * 16 + column % 16;
+#else
+    return column / HALF * HALF * inputs / 2 + pair * HALF + column % HALF;
+#endif
+}
 
 EXPORT void pack_bf16(const bf16 *w, bf16 *packed, long outputs, long inputs, long first_group, long end_group) {
-    long steps = inputs / 32;
-    for (long g = first_group; g < end_group; g++)
-        for (long k = 0; k < steps; k++) {
-            uint32_t *block = (uint32_t *)(packed + (g * steps + k) * 2048);
-            for (int column = 0; column < GROUP; column++) {
-                long n = g * GROUP + column;
-                for (int pair = 0; pair < 16; pair++) {
-                    uint32_t two = 0;
-                    if (n < outputs) memcpy(&two, w + n * inputs + k * 32 + pair * 2, sizeof two);
-                    block[(column / 16) * 256 + pair * 16 + column % 16] = two;
-                }
-            }
+    for (long n = first_group * GROUP; n < end_group * GROUP; n++) {
+        uint32_t *group = (uint32_t *)(packed + n / GROUP * GROUP * inputs);
+        for (long pair = 0; pair < inputs / 2; pair++) {
+            uint32_t two = 0;
+            if (n < outputs) memcpy(&two, w + n * inputs + 2 * pair, sizeof two);
+            group[place_of(inputs, pair, n % GROUP)] = two;
         }
+    }
 }
 
 #ifdef __AMX_BF16__
@@ -116,37 +122,77 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
     }
 }
 #else
-/* `rows` (at most 6, known to the compiler) by 64 columns. */
-INLINE void rows_of(const bf16 *x, const bf16 *w, long row, const int rows, long inputs, long column, const Target *to) {
-    __m512 sums[6][4];
-    for (int i = 0; i < rows; i++)
-        for (int b = 0; b < 4; b++) sums[i][b] = _mm512_setzero_ps();
-    for (long k = 0; k < inputs; k += 32, w += 2048)
-        for (int pair = 0; pair < 16; pair++)
-            for (int b = 0; b < 4; b++) {
-                __m512bh weights = (__m512bh)_mm512_loadu_si512(w + b * 512 + pair * 32);
-                for (int i = 0; i < rows; i++) {
-                    int two;
-                    memcpy(&two, x + (row + i) * inputs + k + 2 * pair, sizeof two);
-                    sums[i][b] = _mm512_dpbf16_ps(sums[i][b], (__m512bh)_mm512_set1_epi32(two), weights);
-                }
+#define MOST_ROWS 12
+typedef __m512 Sums[MOST_ROWS][2];
+
+INLINE __m512bh pair_of(const bf16 *p) {
+    int two;
+    memcpy(&two, p, sizeof two);
+    return (__m512bh)_mm512_set1_epi32(two);
+}
+
+/* `rows` (known to the compiler) by HALF columns. Sums stay in registers only while nothing else is done in a function. */
+INLINE void multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, const int rows, Sums to) {
+    __m512 sums[MOST_ROWS][2];
+    UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+    for (long step = 0; step < inputs; step += 32) {
+        fetch_some(&coming);
+        for (long k = step; k < step + 32; k += 2, w += 2 * HALF) {
+            __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + 32);
+            UNROLL for (int i = 0; i < rows; i++) {
+                __m512bh pair = pair_of(x + i * inputs + k);
+                sums[i][0] = _mm512_dpbf16_ps(sums[i][0], pair, left);
+                sums[i][1] = _mm512_dpbf16_ps(sums[i][1], pair, right);
             }
-    for (int i = 0; i < rows; i++) {
-        if (to->mode == SILU_TO_BF16) {
-            put_gated(to, row + i, column, sums[i][0], sums[i][1]);
-            put_gated(to, row + i, column + 32, sums[i][2], sums[i][3]);
-        } else {
-            for (int b = 0; b < 4; b++) put(to, row + i, column + 16 * b, sums[i][b]);
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++) to[i][0] = sums[i][0], to[i][1] = sums[i][1];
+}
+
+typedef void Multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, Sums to);
+#define MULTIPLY(rows)                                                                                             \
+    __attribute__((noinline)) static void multiply_##rows(const bf16 *x, const bf16 *w, long inputs, Coming coming, Sums to) { \
+        multiply(x, w, inputs, coming, rows, to);                                                                   \
+    }
+MULTIPLY(1)
+MULTIPLY(2)
+MULTIPLY(3)
+MULTIPLY(4)
+MULTIPLY(5)
+MULTIPLY(6)
+MULTIPLY(7)
+MULTIPLY(8)
+MULTIPLY(9)
+MULTIPLY(10)
+MULTIPLY(11)
+MULTIPLY(12)
+static Multiply *const multiply_rows[MOST_ROWS] = {multiply_1, multiply_2, multiply_3, multiply_4,  multiply_5,  multiply_6,
+                                                   multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12};
+
+/* HALF columns of a task. */
+static void run_half(const bf16 *x, const bf16 *w, long inputs, Task task, long column, const Target *to) {
+    Sums sums;
+    long all = task.end - task.first;
+    Passes passes = passes_of(all, MOST_ROWS);
+    for (long n = 0; n < passes.count; n++) {
+        long row = task.first + first_of(&passes, n, all), end = task.first + first_of(&passes, n + 1, all);
+        multiply_rows[end - row - 1](x + row * inputs, w, inputs, coming_of(&passes, n, w + inputs * HALF), sums);
+        for (int i = 0; row < end; i++, row++) {
+            if (to->mode == SILU_TO_BF16) {
+                put_gated(to, row, column, sums[i][0], sums[i][1]);
+            } else {
+                put(to, row, column, sums[i][0]);
+                put(to, row, column + 16, sums[i][1]);
+            }
         }
     }
 }
 
 static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Target *to) {
-    long column = task.group * GROUP, row = task.first;
-    w += task.group * (inputs / 32) * 2048;
-    for (; row + 6 <= task.end; row += 6) rows_of(x, w, row, 6, inputs, column, to);
-    for (; row + 2 <= task.end; row += 2) rows_of(x, w, row, 2, inputs, column, to);
-    for (; row < task.end; row++) rows_of(x, w, row, 1, inputs, column, to);
+    long column = task.group * GROUP;
+    w += task.group * GROUP * inputs;
+    run_half(x, w, inputs, task, column, to);
+    run_half(x, w + HALF * inputs, inputs, task, column + HALF, to);
 }
 #endif
 

@@ -1,32 +1,38 @@
 /* y = x Wᵀ with int8 weights, one scale per output, and activations in two int8 rows, one scale per row:
  * x ≈ scale (high + low / 254). Sums are int32, so exact: the same bits in any order, by tiles or by VNNI.
  *
- * Packed: [groups of 64 columns][inputs / 64][4 blocks][16 fours of inputs][16 columns][4].
+ * Packed for tiles: [groups of 64 columns][inputs / 64][4 blocks][16 fours of inputs][16 columns][4];
+ * else: [groups of 64 columns][2][inputs / 4][32 columns][4].
  */
-#include "common.h"
+#include "passes.h"
 
 #define STRETCH 254.0f
 
-EXPORT void pack_int8(const int8_t *w, int8_t *packed, int32_t *sums, long outputs, long inputs, long groups) {
-    long steps = inputs / 64;
-    for (long g = 0; g < groups; g++)
-        for (int column = 0; column < GROUP; column++) {
-            long n = g * GROUP + column;
-            int32_t sum = 0;
-            for (long k = 0; k < steps; k++) {
-                int8_t *block = packed + (g * steps + k) * 4096 + (column / 16) * 1024 + (column % 16) * 4;
-                for (int four = 0; four < 16; four++)
-                    for (int i = 0; i < 4; i++) {
-                        int8_t value = n < outputs ? w[n * inputs + k * 64 + four * 4 + i] : 0;
-                        block[four * 64 + i] = value;
-                        sum += value;
-                    }
-            }
-            sums[n] = sum;
-        }
+/* Where the four inputs from 4 * `four` on of a group's `column` begin. */
+INLINE long place_of(long inputs, long four, long column) {
+#ifdef __AMX_INT8__
+    (void)inputs;
+    return four / 16 * 4096 + column / 16 * 1024 + four % 16 * 64 + column % 16 * 4;
+#else
+    return column / HALF * HALF * inputs + four * 4 * HALF + column % HALF * 4;
+#endif
 }
 
-/* Rows of activations in two parts: high and low, each [rows, inputs], and scales [rows]. */
+EXPORT void pack_int8(const int8_t *w, int8_t *packed, int32_t *sums, long outputs, long inputs, long groups) {
+    for (long n = 0; n < groups * GROUP; n++) {
+        int8_t *group = packed + n / GROUP * GROUP * inputs;
+        int32_t sum = 0;
+        for (long k = 0; k < inputs; k++) {
+            int8_t value = n < outputs ? w[n * inputs + k] : 0;
+            group[place_of(inputs, k / 4, n % GROUP) + k % 4] = value;
+            sum += value;
+        }
+        sums[n] = sum;
+    }
+}
+
+/* Rows of activations in two parts: high and low, each [rows, inputs], and scales [rows]. Without matrix units both
+ * parts come raised by 128 (rows.c). */
 typedef struct {
     const int8_t *high, *low;
     const float *scales;
@@ -138,45 +144,78 @@ static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
     }
 }
 #else
-/* VNNI multiplies unsigned by signed: activations are raised by 128, and 128 times the weights' sum comes off. */
-INLINE __m512i raised(const int8_t *p) {
+#define MOST_ROWS 6
+typedef __m512i Sums[MOST_ROWS][4]; /* of each row: high and low part, 16 columns and 16 more of each */
+
+INLINE __m512i four_of(const int8_t *p) {
     int four;
     memcpy(&four, p, sizeof four);
-    return _mm512_xor_si512(_mm512_set1_epi32(four), _mm512_set1_epi8((char)0x80));
+    return _mm512_set1_epi32(four);
 }
 
-/* `rows` (at most 3, known to the compiler) by 64 columns. */
-INLINE void rows_of(const Rows *x, const Weights *w, const int8_t *packed, long row, const int rows, long column,
-                    const Target *to) {
-    __m512i high[3][4], low[3][4];
-    for (int b = 0; b < 4; b++) {
-        __m512i off = _mm512_slli_epi32(_mm512_loadu_si512(w->sums + column + 16 * b), 7);
-        for (int i = 0; i < rows; i++) high[i][b] = low[i][b] = _mm512_sub_epi32(_mm512_setzero_si512(), off);
-    }
-    for (long k = 0; k < x->inputs; k += 64, packed += 4096)
-        for (int four = 0; four < 16; four++)
-            for (int b = 0; b < 4; b++) {
-                __m512i weights = _mm512_loadu_si512(packed + b * 1024 + four * 64);
-                for (int i = 0; i < rows; i++) {
-                    long at = (row + i) * x->inputs + k + 4 * four;
-                    high[i][b] = _mm512_dpbusd_epi32(high[i][b], raised(x->high + at), weights);
-                    low[i][b] = _mm512_dpbusd_epi32(low[i][b], raised(x->low + at), weights);
-                }
+/* `rows` (known to the compiler) by HALF columns. Sums stay in registers only while nothing else is done in a function. */
+INLINE void multiply(const int8_t *high_rows, const int8_t *low_rows, const int8_t *w, long inputs, Coming coming,
+                     const int rows, Sums to) {
+    __m512i sums[MOST_ROWS][4];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < 4; j++) sums[i][j] = _mm512_setzero_si512();
+    for (long step = 0; step < inputs; step += 64) {
+        fetch_some(&coming);
+        for (long k = step; k < step + 64; k += 4, w += 4 * HALF) {
+            __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
+            UNROLL for (int i = 0; i < rows; i++) {
+                __m512i high = four_of(high_rows + i * inputs + k), low = four_of(low_rows + i * inputs + k);
+                sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], high, left);
+                sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], high, right);
+                sums[i][2] = _mm512_dpbusd_epi32(sums[i][2], low, left);
+                sums[i][3] = _mm512_dpbusd_epi32(sums[i][3], low, right);
             }
-    for (int i = 0; i < rows; i++)
-        for (int b = 0; b < 4; b += 2) {
-            float scale = x->scales[row + i];
-            long at = column + 16 * b;
-            put_pair(to, row + i, at, scaled(high[i][b], low[i][b], scale, w->scales + at),
-                     scaled(high[i][b + 1], low[i][b + 1], scale, w->scales + at + 16));
         }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < 4; j++) to[i][j] = sums[i][j];
+}
+
+typedef void Multiply(const int8_t *high, const int8_t *low, const int8_t *w, long inputs, Coming coming, Sums to);
+#define MULTIPLY(rows)                                                                                        \
+    __attribute__((noinline)) static void multiply_##rows(const int8_t *high, const int8_t *low, const int8_t *w, \
+                                                          long inputs, Coming coming, Sums to) {                \
+        multiply(high, low, w, inputs, coming, rows, to);                                                      \
+    }
+MULTIPLY(1)
+MULTIPLY(2)
+MULTIPLY(3)
+MULTIPLY(4)
+MULTIPLY(5)
+MULTIPLY(6)
+static Multiply *const multiply_rows[MOST_ROWS] = {multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6};
+
+/* HALF columns of a task. */
+static void run_half(const Rows *x, const Weights *w, const int8_t *packed, Task task, long column, const Target *to) {
+    Sums sums;
+    long all = task.end - task.first, inputs = x->inputs;
+    Passes passes = passes_of(all, MOST_ROWS);
+    /* 128 times the weights' sum comes off what raised rows come to. */
+    __m512i left_off = _mm512_slli_epi32(_mm512_loadu_si512(w->sums + column), 7);
+    __m512i right_off = _mm512_slli_epi32(_mm512_loadu_si512(w->sums + column + 16), 7);
+    for (long n = 0; n < passes.count; n++) {
+        long row = task.first + first_of(&passes, n, all), end = task.first + first_of(&passes, n + 1, all);
+        Coming coming = coming_of(&passes, n, packed + inputs * HALF);
+        multiply_rows[end - row - 1](x->high + row * inputs, x->low + row * inputs, packed, inputs, coming, sums);
+        for (int i = 0; row < end; i++, row++)
+            put_pair(to, row, column,
+                     scaled(_mm512_sub_epi32(sums[i][0], left_off), _mm512_sub_epi32(sums[i][2], left_off),
+                            x->scales[row], w->scales + column),
+                     scaled(_mm512_sub_epi32(sums[i][1], right_off), _mm512_sub_epi32(sums[i][3], right_off),
+                            x->scales[row], w->scales + column + 16));
+    }
 }
 
 static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
-    long column = task.group * GROUP, row = task.first;
-    const int8_t *packed = w->packed + task.group * (x->inputs / 64) * 4096;
-    for (; row + 3 <= task.end; row += 3) rows_of(x, w, packed, row, 3, column, to);
-    for (; row < task.end; row++) rows_of(x, w, packed, row, 1, column, to);
+    const int8_t *packed = w->packed + task.group * GROUP * x->inputs;
+    long column = task.group * GROUP;
+    run_half(x, w, packed, task, column, to);
+    run_half(x, w, packed + HALF * x->inputs, task, column + HALF, to);
 }
 #endif
 

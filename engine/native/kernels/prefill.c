@@ -1,14 +1,12 @@
-/* Attention of prompt pieces over paged K/V, on matrix units.
+/* Attention of prompt pieces over paged K/V.
  *
- * Query rows of all heads that share a K/V head are columns of one product, 16 to a tile: scores come out as
- * [tokens, columns], so that softmax runs down columns and no register is ever summed across. In what order: tiles.h.
+ * Query rows of all heads that share a K/V head are columns of one product, 16 to a tile or a register: scores come out as
+ * [tokens, columns], so that softmax runs down columns and no register is ever summed across. In what order: attention.h.
  *
- * First K and V of each context are laid out as tiles, once for all columns:
+ * First K and V of each context are laid out, once for all columns:
  * K [tokens, dim], V [tokens / 32][dim / 16][16 of dim][32 tokens], for each piece and K/V head; beyond a context: zeros.
  */
-#include "tiles.h"
-
-#ifdef __AMX_BF16__
+#include "attention.h"
 
 #define COLUMNS 32 /* of one task: two tiles */
 
@@ -179,62 +177,127 @@ static void leave(const Tile *tile, float (*sums)[16], long dim) {
     }
 }
 
+/* What the threads of `compute` keep of COLUMNS columns, 16 in each half. */
+typedef struct {
+    float scores[2][STEP][16];
+    float sums[2][MOST_DIM][16], all_sums[2][MOST_DIM][16];
+    uint32_t pairs[2][STEP / 2][16];
+    uint32_t queries[2][MOST_DIM / 32][16][16];
+} __attribute__((aligned(64))) Columns;
+
+#ifdef __AMX_BF16__
+/* Scores of STEP tokens, whose K is laid out at `k`. */
+INLINE void score(Columns *c, const bf16 *k, long dim, long count) {
+    (void)count;
+    for (int t = 0; t < STEP; t += 16, k += 16 * dim) {
+        _tile_zero(0);
+        _tile_zero(1);
+        for (long i = 0; i < dim; i += 32) {
+            _tile_loadd(4, k + i, dim * 2);
+            _tile_loadd(6, c->queries[0][i / 32], 64);
+            _tile_loadd(7, c->queries[1][i / 32], 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        _tile_stored(0, c->scores[0][t], 64);
+        _tile_stored(1, c->scores[1][t], 64);
+    }
+}
+
+/* Add the values of STEP tokens, laid out at `v`, weighed. */
+INLINE void gather(Columns *c, const bf16 *v, long dim, long count) {
+    (void)count;
+    for (long i = 0; i < dim; i += 16, v += 512) {
+        _tile_loadd(0, c->sums[0][i], 64);
+        _tile_loadd(1, c->sums[1][i], 64);
+        for (int half = 0; half < 2; half++) {
+            _tile_loadd(4, v + half * 32 * dim, 64);
+            _tile_loadd(6, c->pairs[0][16 * half], 64);
+            _tile_loadd(7, c->pairs[1][16 * half], 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        _tile_stored(0, c->sums[0][i], 64);
+        _tile_stored(1, c->sums[1][i], 64);
+    }
+}
+#else
+#define AT_ONCE 8 /* tokens, or numbers of a head, by two registers of columns: their sums stay in registers */
+
+INLINE __m512bh pair_of(const bf16 *p) {
+    int two;
+    memcpy(&two, p, sizeof two);
+    return (__m512bh)_mm512_set1_epi32(two);
+}
+
+/* Scores of the first `count` tokens of a step, and some more, whose K is laid out at `k`; the others are never looked at. */
+__attribute__((noinline)) static void score(Columns *c, const bf16 *k, long dim, long count) {
+    const __m512bh *left = (const __m512bh *)c->queries[0], *right = (const __m512bh *)c->queries[1];
+    for (long t = 0; t < count; t += AT_ONCE, k += AT_ONCE * dim) {
+        __m512 sums[AT_ONCE][2];
+        UNROLL for (int j = 0; j < AT_ONCE; j++) sums[j][0] = sums[j][1] = _mm512_setzero_ps();
+        for (long i = 0; i < dim / 2; i++)
+            UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                __m512bh pair = pair_of(k + j * dim + 2 * i);
+                sums[j][0] = _mm512_dpbf16_ps(sums[j][0], pair, left[i]);
+                sums[j][1] = _mm512_dpbf16_ps(sums[j][1], pair, right[i]);
+            }
+        UNROLL for (int j = 0; j < AT_ONCE; j++)
+            for (int h = 0; h < 2; h++) _mm512_store_ps(c->scores[h][t + j], sums[j][h]);
+    }
+}
+
+/* Add the values of the first `count` tokens of a step, laid out at `v`, weighed. */
+__attribute__((noinline)) static void gather(Columns *c, const bf16 *v, long dim, long count) {
+    const __m512bh *left = (const __m512bh *)c->pairs[0], *right = (const __m512bh *)c->pairs[1];
+    for (long i = 0; i < dim; i += AT_ONCE) {
+        __m512 sums[AT_ONCE][2];
+        UNROLL for (int j = 0; j < AT_ONCE; j++)
+            for (int h = 0; h < 2; h++) sums[j][h] = _mm512_load_ps(c->sums[h][i + j]);
+        for (long t = 0; t < count; t += 2) {
+            const bf16 *at = v + t / 32 * 32 * dim + i * 32 + t % 32;
+            UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                __m512bh pair = pair_of(at + 32 * j);
+                sums[j][0] = _mm512_dpbf16_ps(sums[j][0], pair, left[t / 2]);
+                sums[j][1] = _mm512_dpbf16_ps(sums[j][1], pair, right[t / 2]);
+            }
+        }
+        UNROLL for (int j = 0; j < AT_ONCE; j++)
+            for (int h = 0; h < 2; h++) _mm512_store_ps(c->sums[h][i + j], sums[j][h]);
+    }
+}
+#endif
+
 static void compute(const void *job, long number, int thread) {
     const Prefill *f = job;
     (void)thread;
     const Item *item = f->items + number;
     const Piece *p = f->pieces + item->piece;
     long dim = f->dim, layout = layout_of(f, p, item->kv);
-    float scores[2][STEP][16] __attribute__((aligned(64)));
-    float sums[2][MOST_DIM][16] __attribute__((aligned(64)));
-    float all_sums[2][MOST_DIM][16] __attribute__((aligned(64)));
-    uint32_t pairs[2][STEP / 2][16] __attribute__((aligned(64)));
-    uint32_t queries[2][MOST_DIM / 32][16][16] __attribute__((aligned(64)));
+    Columns c;
     Tile tiles[2], all[2];
     for (int h = 0; h < 2; h++) {
         tiles[h] = tile_at(f, p, item->kv, (long)item->block * COLUMNS + 16 * h);
         all[h] = tiles[h];
-        memset(sums[h], 0, (size_t)dim * sizeof sums[h][0]);
-        memset(all_sums[h], 0, (size_t)dim * sizeof sums[h][0]);
-        pack_queries(tiles[h].q, 16, dim, queries[h]);
+        memset(c.sums[h], 0, (size_t)dim * sizeof c.sums[h][0]);
+        memset(c.all_sums[h], 0, (size_t)dim * sizeof c.sums[h][0]);
+        pack_queries(tiles[h].q, 16, dim, c.queries[h]);
     }
+#ifdef __AMX_BF16__
     set_tiles(16, 16);
+#endif
     long token = p->first, end = tiles[1].highest + 1;
     if (f->window && tiles[0].lowest - f->window + 1 > token)
         token += (tiles[0].lowest - f->window + 1 - token) / STEP * STEP;
     for (; token < end; token += STEP) {
-        const bf16 *k = f->laid_k + layout + (token - p->first) * dim, *v = f->laid_v + layout + (token - p->first) * dim;
-        for (int t = 0; t < STEP; t += 16, k += 16 * dim) {
-            _tile_zero(0);
-            _tile_zero(1);
-            for (long i = 0; i < dim; i += 32) {
-                _tile_loadd(4, k + i, dim * 2);
-                _tile_loadd(6, queries[0][i / 32], 64);
-                _tile_loadd(7, queries[1][i / 32], 64);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-            }
-            _tile_stored(0, scores[0][t], 64);
-            _tile_stored(1, scores[1][t], 64);
-        }
-        for (int h = 0; h < 2; h++) soften(&tiles[h], scores[h], pairs[h], sums[h], f, (int32_t)token);
-        for (long i = 0; i < dim; i += 16, v += 512) {
-            _tile_loadd(0, sums[0][i], 64);
-            _tile_loadd(1, sums[1][i], 64);
-            for (int half = 0; half < 2; half++) {
-                _tile_loadd(4, v + half * 32 * dim, 64);
-                _tile_loadd(6, pairs[0][16 * half], 64);
-                _tile_loadd(7, pairs[1][16 * half], 64);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-            }
-            _tile_stored(0, sums[0][i], 64);
-            _tile_stored(1, sums[1][i], 64);
-        }
+        long at = layout + (token - p->first) * dim, count = end - token < STEP ? end - token : STEP;
+        score(&c, f->laid_k + at, dim, count);
+        for (int h = 0; h < 2; h++) soften(&tiles[h], c.scores[h], c.pairs[h], c.sums[h], f, (int32_t)token);
+        gather(&c, f->laid_v + at, dim, count);
         if ((token + STEP) % PART == 0 || token + STEP >= end)
-            for (int h = 0; h < 2; h++) finish_part(&tiles[h], &all[h], sums[h], all_sums[h], dim);
+            for (int h = 0; h < 2; h++) finish_part(&tiles[h], &all[h], c.sums[h], c.all_sums[h], dim);
     }
-    for (int h = 0; h < 2; h++) leave(&all[h], all_sums[h], dim);
+    for (int h = 0; h < 2; h++) leave(&all[h], c.all_sums[h], dim);
 }
 
 /* q [rows, q_heads, dim] of the rows of all pieces -> out. dim: a multiple of 32, at most 256. */
@@ -244,9 +307,10 @@ EXPORT void prefill_attention(const Prefill *f) {
 }
 
 /* Whether the compiler knew the matrix units: what is asked for by -march=native is what it knows of this processor. */
-EXPORT int use_tiles(void) { return 1; }
+EXPORT int use_tiles(void) {
+#ifdef __AMX_BF16__
+    return 1;
 #else
-/* Nobody calls it without matrix units. */
-EXPORT void prefill_attention(const void *f) { (void)f; }
-EXPORT int use_tiles(void) { return 0; }
+    return 0;
 #endif
+}

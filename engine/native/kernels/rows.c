@@ -74,6 +74,15 @@ INLINE float widen(const bf16 *x, __m512 scale, const float *weight, float *wide
     return unordered ? __builtin_nanf("") : _mm512_reduce_max_ps(_mm512_max_ps(most[0], most[1]));
 }
 
+/* Steps as products take them. VNNI multiplies unsigned by signed: without matrix units they are raised by 128. */
+INLINE __m128i narrowed(__m512i steps) {
+    __m128i narrow = _mm512_cvtsepi32_epi8(steps);
+#ifndef __AMX_INT8__
+    narrow = _mm_xor_si128(narrow, _mm_set1_epi8((char)0x80));
+#endif
+    return narrow;
+}
+
 /* A row in float32 to two int8 rows and their scale: x ≈ scale (high + low / 254). NaN gives a scale of NaN. */
 INLINE float quantize(const float *x, float largest, int8_t *high, int8_t *low, long width) {
     /* A row of zeros, or of numbers so small that steps of them would be infinitely many to 1. */
@@ -83,8 +92,8 @@ INLINE float quantize(const float *x, float largest, int8_t *high, int8_t *low, 
         __m512 steps = _mm512_mul_ps(_mm512_loadu_ps(x + i), to_steps);
         __m512 coarse = _mm512_roundscale_ps(steps, 8);
         __m512 rest = _mm512_mul_ps(_mm512_sub_ps(steps, coarse), _mm512_set1_ps(254.0f));
-        _mm_storeu_si128((void *)(high + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(coarse)));
-        _mm_storeu_si128((void *)(low + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(rest)));
+        _mm_storeu_si128((void *)(high + i), narrowed(_mm512_cvtps_epi32(coarse)));
+        _mm_storeu_si128((void *)(low + i), narrowed(_mm512_cvtps_epi32(rest)));
     }
     return largest / 127.0f;
 }

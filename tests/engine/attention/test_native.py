@@ -89,7 +89,7 @@ def test_scores_far_apart_do_not_overflow(tiles: bool) -> None:
     assert largest_error(attend(NativeBackend(library(tiles)), batch), float64_loop(batch)) < 3e-2
 
 
-def bits_of_pieces(pieces: list[int], context: int, windows: tuple[int, ...]) -> torch.Tensor:
+def bits_of_pieces(tiles: bool, pieces: list[int], context: int, windows: tuple[int, ...]) -> torch.Tensor:
     """What the rows of one prompt come to, when it is computed in pieces of these lengths."""
     shape = Shape(page_size=16, group=3, dim=64)
     whole = build([(context, context)], shape, page_seed=5, dtype=torch.bfloat16)
@@ -106,26 +106,28 @@ def bits_of_pieces(pieces: list[int], context: int, windows: tuple[int, ...]) ->
             out_slots=meta.out_slots[first:length],
             positions=meta.positions[first:length],
         )
-        backend = NativeBackend(library(True), windows=windows)
+        backend = NativeBackend(library(tiles), windows=windows)
         backend.prepare(piece)
         got.append(backend.run(whole.q[first:length], whole.k_cache, whole.v_cache, 0))
         first = length
     return torch.cat(got)
 
 
+@BOTH
 @pytest.mark.parametrize("windows", [(), (50,), (300,)])
-def test_a_prompt_has_the_same_bits_whole_in_pieces_and_as_decode_rows(windows: tuple[int, ...]) -> None:
-    whole = bits_of_pieces([600], 600, windows)
+def test_a_prompt_has_the_same_bits_whole_in_pieces_and_as_decode_rows(tiles: bool, windows: tuple[int, ...]) -> None:
+    whole = bits_of_pieces(tiles, [600], 600, windows)
     for pieces in ([1] * 600, [16, 584], [64, 64, 472], [2, 598], [255, 1, 1, 343], [100, 3, 7, 490]):
-        assert torch.equal(bits_of_pieces(pieces, 600, windows), whole), pieces
+        assert torch.equal(bits_of_pieces(tiles, pieces, 600, windows), whole), pieces
 
 
+@BOTH
 @pytest.mark.parametrize("windows", [(), (50,), (129,), (1,)])
 @pytest.mark.parametrize("dim", [64, 256])
-def test_long_pieces_equal_the_reference(windows: tuple[int, ...], dim: int) -> None:
+def test_long_pieces_equal_the_reference(tiles: bool, windows: tuple[int, ...], dim: int) -> None:
     lens = [(300, 300), (2, 500), (70, 333), (1, 200), (65, 65)]
     batch = build(lens, Shape(page_size=16, group=3, dim=dim), page_seed=4, dtype=torch.bfloat16)
-    got = attend(NativeBackend(library(True), windows=windows), batch)
+    got = attend(NativeBackend(library(tiles), windows=windows), batch)
     want = attend(TorchReferenceBackend(compute_dtype=torch.float64, windows=windows), batch)
     assert float((got.double() - want.double()).abs().max()) < 3e-2
 
@@ -157,14 +159,15 @@ def test_one_backend_serves_steps_of_any_kind_after_each_other() -> None:
             assert largest_error(attend(backend, batch), float64_loop(batch)) < 3e-2
 
 
-def test_layers_of_different_windows_share_memory_that_grows_between_them() -> None:
+@BOTH
+def test_layers_of_different_windows_share_memory_that_grows_between_them(tiles: bool) -> None:
     windows = (40, 0, 40, 0)
     batch = build([(1, 900)] * 4 + [(70, 600)], Shape(page_size=16, group=3, dim=64), page_seed=2, dtype=torch.bfloat16)
-    backend = NativeBackend(library(True), windows=windows)
+    backend = NativeBackend(library(tiles), windows=windows)
     backend.prepare(batch.metadata)
     got = [backend.run(batch.q, batch.k_cache, batch.v_cache, layer) for layer in range(4)]
     assert torch.equal(got[0], got[2])
     assert torch.equal(got[1], got[3])
-    alone = [attend(NativeBackend(library(True), windows=(window,)), batch) for window in (40, 0)]
+    alone = [attend(NativeBackend(library(tiles), windows=(window,)), batch) for window in (40, 0)]
     assert torch.equal(got[0], alone[0])
     assert torch.equal(got[1], alone[1])

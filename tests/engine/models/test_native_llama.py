@@ -57,7 +57,7 @@ def weights_of(config: LlamaConfig, dtype: torch.dtype = torch.bfloat16) -> Llam
 def native(
     config: LlamaConfig,
     *,
-    tiles: bool = True,
+    tiles: bool | None = None,
     quantization: Quantization = "none",
     page_size: int = 16,
     num_pages: int = 64,
@@ -109,13 +109,14 @@ def test_logits_are_near_those_of_float32(tiles: bool, quantization: Quantizatio
         assert float((got - want).norm() / want.norm()) < 0.03
 
 
+@BOTH
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_request_is_the_same_bits_alone_and_in_company(quantization: Quantization) -> None:
+def test_a_request_is_the_same_bits_alone_and_in_company(tiles: bool, quantization: Quantization) -> None:
     prompts = [prompt(n, seed=n) for n in (5, 16, 40, 61)]
 
     def logits(company: list[list[int]]) -> list[torch.Tensor]:
         """Of the last prompt token and of two decode steps, for the first of `company`."""
-        driver = ManualDriver(native(SMALL, quantization=quantization))
+        driver = ManualDriver(native(SMALL, tiles=tiles, quantization=quantization))
         sequences = [driver.add(f"r{i}", tokens) for i, tokens in enumerate(company)]
         found = []
         for _ in range(3):
@@ -130,13 +131,16 @@ def test_a_request_is_the_same_bits_alone_and_in_company(quantization: Quantizat
             assert torch.equal(one, other)
 
 
+@BOTH
 @pytest.mark.parametrize("variant", ["llama", "head norms", "windows"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_prompt_has_the_same_bits_in_any_pieces_and_as_decode_rows(quantization: Quantization, variant: str) -> None:
+def test_a_prompt_has_the_same_bits_in_any_pieces_and_as_decode_rows(
+    tiles: bool, quantization: Quantization, variant: str
+) -> None:
     """Logits and K/V: what a request is after a retraction, a cached prefix or other chunks is what it was."""
     config, found = VARIANTS[variant], []
     for pieces in ([150], [1] * 150, [16, 134], [149, 1], [64, 64, 22], [3, 1, 1, 100, 45]):
-        executor = native(config, quantization=quantization)
+        executor = native(config, tiles=tiles, quantization=quantization)
         found.append((last_logits(executor, prompt(150), pieces), executor.kv_cache))
     for logits, cache in found[1:]:
         assert torch.equal(logits, found[0][0])

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from engine.native.compiler import Build, NativeUnavailableError
+from engine.native.compiler import Build, NativeUnavailableError, may_use_tiles
 from engine.native.library import Library
 
 #: Both sets of kernels, where this processor has them.
@@ -21,8 +21,10 @@ def _made(tiles: bool) -> Library | str:
         return str(error)
 
 
-def library(tiles: bool = True) -> Library:
-    """The kernels; skips the test where there can be none, or none with matrix units."""
+def library(tiles: bool | None = None) -> Library:
+    """The kernels; skips the test where there can be none, or none with matrix units. None: those that are used here."""
+    if tiles is None:
+        tiles = may_use_tiles()
     made = _made(tiles)
     if isinstance(made, str):
         pytest.skip(made)

@@ -1,9 +1,12 @@
-/* Attention on matrix units: what decode rows and prompt pieces share.
+/* What attention of decode rows and of prompt pieces share.
  *
  * Both compute a row in the same order, so that it has the same bits as a decode row, in a prompt, in any piece of it and
  * behind any prefix: scores in steps of STEP tokens, counted from the start of the context; softmax online from step to
  * step (FlashAttention, arXiv:2205.14135) within a part of PART tokens; parts put together one after the other
  * (Flash-Decoding). A step or a part of which a row sees nothing leaves its numbers as they are.
+ *
+ * A score is summed over pairs of dim, a result over pairs of tokens, both from the first pair on, whether a tile does it or
+ * VDPBF16PS. With matrix units the bits are others than without.
  */
 #pragma once
 
@@ -59,3 +62,30 @@ INLINE __m512i pairs_of(__m512 first, __m512 second) {
 
 /* How much less what was computed so far counts, once `most` is the largest score. */
 INLINE __m512 fading(__m512 before, __m512 most) { return exp_ps(_mm512_sub_ps(before, most)); }
+
+/* One query head of a decode row, one step: scores of STEP tokens, scaled -> weights in bfloat16. `most`, `total` and
+ * `sums` (dim / 16 registers, each `stride` numbers after the one before) are brought to the same scale. */
+INLINE void weigh_step(const __m512 *scores, const __mmask16 *seen, float *most_so_far, float *total, float *sums, long stride,
+                       long dim, bf16 *weights) {
+    __m512 before = _mm512_set1_ps(*most_so_far), top = _mm512_set1_ps(NOTHING);
+    for (int b = 0; b < STEP / 16; b++) top = _mm512_mask_max_ps(top, seen[b], scores[b], top);
+    __m512 most = _mm512_max_ps(_mm512_set1_ps(_mm512_reduce_max_ps(top)), before);
+    if (_mm512_cmp_ps_mask(most, before, _CMP_GT_OQ)) {
+        __m512 less = fading(before, most);
+        for (long i = 0; i < dim / 16; i++)
+            _mm512_storeu_ps(sums + i * stride, _mm512_mul_ps(_mm512_loadu_ps(sums + i * stride), less));
+        *total *= _mm512_cvtss_f32(less);
+        *most_so_far = _mm512_cvtss_f32(most);
+    }
+    __m512 totals = _mm512_setzero_ps();
+    for (int b = 0; b < STEP / 16; b++) {
+        __m512 w = _mm512_maskz_mov_ps(seen[b], exp_ps(_mm512_sub_ps(scores[b], most)));
+        totals = b ? _mm512_add_ps(totals, w) : w;
+        _mm256_store_si256((void *)(weights + 16 * b), (__m256i)_mm512_cvtneps_pbh(w));
+    }
+    /* By halves: 16 sums, 8, 4, 2, 1. */
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(totals), _mm512_extractf32x8_ps(totals, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    *total += _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
