@@ -1,7 +1,7 @@
 """NativeBackend. Owns: attention of a CPU by kernels in C, which read K/V where they lie.
 
-A decode row costs what reading its context once costs: nothing is gathered, and no row waits for a longer one. Rows that
-see what comes after them go the way of CpuBackend.
+A decode row costs what reading its context once costs: nothing is gathered, and no row waits for a longer one. Rows
+that see what comes after them go the way of CpuBackend.
 
 What a row computes depends on itself alone: bits are the same alone and in company, in a whole prompt, in any piece of
 it, behind any cached prefix, and as a decode row.

@@ -22,7 +22,7 @@ def _made(tiles: bool) -> Library | str:
 
 
 def library(tiles: bool | None = None) -> Library:
-    """The kernels; skips the test where there can be none, or none with matrix units. None: those that are used here."""
+    """The kernels; skips the test where there can be none, or none with matrix units. None: as the engine has them."""
     if tiles is None:
         tiles = may_use_tiles()
     made = _made(tiles)
