@@ -9,6 +9,7 @@ are named by `seq` and taken from the packed ones again.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -43,6 +44,8 @@ from telemetry.recorded_states import UNCOLLECTED, RecordedClock, kept, restored
 from telemetry.recorded_tables import Extent, TableEvents, is_tables
 from telemetry.schema import LineUnion
 from telemetry.words import ENGLISH, Lang
+
+_log = logging.getLogger(__name__)
 
 #: Events between two kept states, to begin with: a few hundredths of a second of folding.
 SPACING: Final = 4_096
@@ -213,6 +216,9 @@ class Recording:
         except (ValueError, ArithmeticError, LookupError) as error:
             # An altered record has values that no engine writes: whatever they break, it is the record's fault.
             self._error = f"{self.path}: a value in it cannot be read: {error}"
+        except Exception as error:  # a fault of ours, in a thread that nobody joins: else the page would read for ever
+            _log.exception("cannot show %s", self.path)
+            self._error = f"{self.path}: a fault of admitscope, not of the file: {type(error).__name__}: {error}"
         finally:
             self._is_read = True
 

@@ -196,3 +196,13 @@ def test_what_is_no_journal_is_an_error_and_no_place(tmp_path: Path, text: bytes
     assert str(path) in (recording.progress().error or "")
     with pytest.raises(LookupError):
         recording.moment(0)
+
+
+def test_a_fault_of_ours_is_told_and_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: ReadModel, event: AnyEvent) -> None:
+        raise AttributeError("no such field")
+
+    monkeypatch.setattr(ReadModel, "emit", fails)
+    told = Recording(JOURNAL, in_background=False).progress()
+    assert told.is_read
+    assert f"{JOURNAL}: a fault of admitscope, not of the file: AttributeError" in (told.error or "")
