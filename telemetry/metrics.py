@@ -115,6 +115,10 @@ class MetricsSink(RequestMetrics):
         self._chunk_cell = at["chunk_tokens", ""]
         self._position_cells = {reason: at["chunk_forward_seconds", value] for reason, value in POSITION_OF.items()}
         self._passed_cell = at["times_passed_over_max", ""]
+        self._end_cells = {value: cell for (name, value), cell in at.items() if name == "pass_ends_total"}
+        self._left_out_cell = at["not_considered_total", ""]
+        self._idle_cell = at["idle_seconds_total", ""]
+        self._outside_cells = at["step_phase_seconds_total", "idle"], at["step_phase_seconds_total", "publish"]
         self._handlers: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._started,
             RequestArrived: self._arrived,
@@ -203,7 +207,7 @@ class MetricsSink(RequestMetrics):
     def _arrived(self, event: RequestArrived) -> None:
         self._timeline.arrived(event)
         if self._idle_since_ns is not None:
-            self._add("idle_seconds_total", max(event.t_ns - self._idle_since_ns, 0))
+            self._books.cells[self._idle_cell] += max(event.t_ns - self._idle_since_ns, 0)
             self._idle_since_ns = None
         self._add_waiting_tokens(event.prompt_len)
         self._publish(event.t_ns)
@@ -245,8 +249,8 @@ class MetricsSink(RequestMetrics):
         self._plan = event
         if event.pass_end is not None:
             self._books.cells[self._passed_cell], self._passed_over = self._passed_over, 0
-            self._add("pass_ends_total", 1, event.pass_end.stopped_by)
-            self._add("not_considered_total", event.pass_end.not_considered)
+            self._books.cells[self._end_cells[event.pass_end.stopped_by]] += 1
+            self._books.add(self._left_out_cell, event.pass_end.not_considered)
         if event.budget_close is not None:
             left, at = event.budget_close, self._left_cell
             self._books.cells[at : at + len(LEDGERS)] = (
@@ -333,14 +337,18 @@ class MetricsSink(RequestMetrics):
             times.ready_ns,
             times.applied_ns,
         )
+        cells = books.cells
         # The first six phases, in order, are the stretches between the cuts of a step.
         for end in ends:
-            books.add(cell, end - start)
+            if end < start:
+                books.refused += 1
+            else:
+                cells[cell] += end - start
             start, cell = end, cell + 1
         outside = times.started_ns - self._last_applied_ns
         if outside > 0:
             # Between two steps: handing outputs over while there is work, waiting for work otherwise.
-            self._add("step_phase_seconds_total", outside, "publish" if self._busy_before else "idle")
+            cells[self._outside_cells[self._busy_before]] += outside
         self._last_applied_ns = times.applied_ns
         self._busy_before = bool(event.num_waiting or event.num_running)
 

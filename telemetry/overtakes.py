@@ -24,7 +24,13 @@ class Overtaken(NamedTuple):
     requests: int = 0
 
     def plus(self, other: Overtaken) -> Overtaken:
+        if other is NOT_OVERTAKEN:
+            return self
         return Overtaken(self.passes + other.passes, self.requests + other.requests)
+
+
+#: What most requests have when they are admitted.
+NOT_OVERTAKEN: Final = Overtaken()
 
 
 class OvertakeBook:
@@ -48,7 +54,8 @@ class OvertakeBook:
 
     def since(self, entry: int) -> Overtaken:
         """What overtook the waiting request with this entry, in its present stay."""
-        return Overtaken(
-            len(self._passes) - bisect_right(self._passes, entry),
-            len(self._requests) - bisect_right(self._requests, entry),
-        )
+        passes, requests = self._passes, self._requests
+        # Both rise, and mostly nobody came after: then the last ones say so.
+        if (not passes or passes[-1] <= entry) and (not requests or requests[-1] <= entry):
+            return NOT_OVERTAKEN
+        return Overtaken(len(passes) - bisect_right(passes, entry), len(requests) - bisect_right(requests, entry))

@@ -29,6 +29,8 @@ _NOT_LISTED: Final = 65_535
 _FEW: Final = 16
 _IDS: Final = tuple(struct.Struct(f"<{count}i") for count in range(_FEW + 1))
 _ID_BYTES: Final = 4
+#: Moves of which the change of the lock itself says more.
+_RELOCKED: Final = frozenset({"lock", "unlock"})
 
 
 class PageBook:
@@ -80,7 +82,8 @@ class PageBook:
             self._claimed(owners.tolist())
             return
         owner = _owner(event.owner)
-        self._shape(event, count, int(self._owners[pages[0]]), owner)
+        if event.cause not in _RELOCKED:
+            self._shape(event, count, int(self._owners[pages[0]]), owner)
         self._change_hands(event, self._owners[pages].tolist(), owner)
         self._states[pages] = _CODE[event.target]
         self._owners[pages] = owner
@@ -98,7 +101,13 @@ class PageBook:
             return
         owner, code = _owner(event.owner), _CODE[event.target]
         before = [owners[page] for page in pages]
-        self._shape(event, len(pages), before[0], owner)
+        if event.cause not in _RELOCKED:
+            self._shape(event, len(pages), before[0], owner)
+        elif before.count(owner) == len(before) and owner in self._held:
+            # The node keeps them: only who may evict them changes.
+            for page in pages:
+                states[page] = code
+            return
         self._change_hands(event, before, owner)
         for page in pages:
             states[page], owners[page] = code, owner
@@ -106,14 +115,16 @@ class PageBook:
     def _change_hands(self, event: PagesMoved, before: list[int], owner: int) -> None:
         """Pages that belonged to `before`, one owner for each, go to `owner`."""
         # Gain before loss: an owner that keeps its pages must not be taken for gone in between.
-        self._count(owner, len(before))
+        count = len(before)
+        if owner >= 0:
+            self._count(owner, count)
         if event.source == "free":
             return
         first = before[0]
         if event.cause == "split" and first in self._locks:
             self._locks[owner] = dict(self._locks[first])
-        if before.count(first) == len(before):
-            self._count(first, -len(before))
+        if count == 1 or before.count(first) == count:
+            self._count(first, -count)
             return
         for old, count in Counter(before).items():
             self._count(old, -count)
@@ -121,8 +132,6 @@ class PageBook:
     def _shape(self, event: PagesMoved, count: int, before: int, owner: int) -> None:
         """What the move says of the tree; before it is made. `before`: whose the first page was."""
         tree, cause = self.tree, event.cause
-        if cause in {"lock", "unlock"}:
-            return  # the change of the lock itself says more
         if cause == "insert":
             rid = self._rid_of_row.get(before // 2, "")
             tree.inserted(owner // 2, rid, count, t_ns=event.t_ns, step=event.step)
@@ -155,12 +164,15 @@ class PageBook:
     def lock_changed(self, event: LockChanged) -> None:
         """One lock more or less on a node by one request."""
         self.tree.locked(event)
-        holders = self._locks.setdefault(2 * event.node + 1, {})
-        locks = holders.get(event.rid, 0) + event.delta
+        owner, rid = 2 * event.node + 1, event.rid
+        holders = self._locks.get(owner)
+        if holders is None:
+            holders = self._locks[owner] = {}
+        locks = holders.get(rid, 0) + event.delta
         if locks > 0:
-            holders[event.rid] = locks
+            holders[rid] = locks
         else:
-            holders.pop(event.rid, None)
+            holders.pop(rid, None)
 
     def transitioned(self, event: RequestTransitioned) -> None:
         """Learn which request a row belongs to."""
@@ -246,7 +258,4 @@ class PageBook:
 
 
 def _owner(text: str) -> int:
-    if not text:
-        return -1
-    kind, _, number = text.partition(":")
-    return 2 * int(number) + (kind == "n")
+    return 2 * int(text[2:]) + (text[0] == "n") if text else -1

@@ -28,19 +28,24 @@ Stand = dict[Reason, tuple[int, int, int]]
 
 
 class PassEnds:
-    """Sums by reason since the engine began. The mark "batch full" counts for the refusal that set it."""
+    """Sums by reason since the engine began. The mark "batch full" counts for the refusal that set it.
 
-    __slots__ = ("_refused", "_sums", "reason")
+    Most steps end as the one before did: what the present reason adds is kept apart until another follows, or is asked
+    for.
+    """
+
+    __slots__ = ("_ns", "_passes", "_refused", "_steps", "_sums", "reason")
 
     def __init__(self) -> None:
         self.reason: Reason | None = None
         self._refused: Reason | None = None
         self._sums: Stand = {}
+        #: Of the present reason, and not in its sum yet.
+        self._ns = self._passes = self._steps = 0
 
     def advance(self, ns: int) -> None:
         """The latest end stood for `ns` more."""
-        if self.reason is not None:
-            self._add(self.reason, ns, 0, 0)
+        self._ns += ns
 
     def passed(self, end: PassEnd) -> None:
         """A step was planned, with a pass or without one."""
@@ -50,15 +55,22 @@ class PassEnds:
         elif is_pass or reason is Reason.ROWS_EXHAUSTED:
             # A step that has no row for anybody makes no pass, and marks the batch full itself.
             self._refused = reason
-        self.reason = reason
-        self._add(reason, 0, is_pass, not is_pass)
+        if reason is not self.reason:
+            self._settle()
+            self.reason = reason
+        if is_pass:
+            self._passes += 1
+        else:
+            self._steps += 1
 
     def stand(self) -> Stand:
         """To be given to `since` later."""
+        self._settle()
         return dict(self._sums)
 
     def since(self, stand: Stand, ns: int) -> tuple[EndShare, ...]:
         """Shares since `stand` of a stretch of `ns`, longest first; their times add up to `ns` exactly."""
+        self._settle()
         shares = []
         for reason, sums in self._sums.items():
             at = stand.get(reason, (0, 0, 0))
@@ -70,6 +82,9 @@ class PassEnds:
             shares[0] = shares[0]._replace(ns=shares[0].ns + ns - sum(share.ns for share in shares))
         return tuple(shares)
 
-    def _add(self, reason: Reason, ns: int, passes: int, steps: int) -> None:
-        at = self._sums.get(reason, (0, 0, 0))
-        self._sums[reason] = (at[0] + ns, at[1] + passes, at[2] + steps)
+    def _settle(self) -> None:
+        """What the present reason added joins its sum. Time before the first end is nobody's."""
+        if self.reason is not None:
+            at = self._sums.get(self.reason, (0, 0, 0))
+            self._sums[self.reason] = (at[0] + self._ns, at[1] + self._passes, at[2] + self._steps)
+        self._ns = self._passes = self._steps = 0

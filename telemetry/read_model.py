@@ -139,6 +139,7 @@ class ReadModel:
         self.tracker = TimelineTracker(self, expects_responses=expects_responses, keep_detail=True)
         self.started: EngineStarted | None = None
         self.config = EngineConfig()
+        self._page_size = self.config.cache.page_size
         self.pages = PageBook(0)
         self.steps: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self.finished: OrderedDict[str, RequestTimeline] = OrderedDict()
@@ -151,11 +152,13 @@ class ReadModel:
         self.finish_counts: Counter[FinishReason] = Counter()
         self._pass: SeenPass | None = None
         self._at_ns = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {}
         self._look_up_handlers()
 
     def _look_up_handlers(self) -> None:
-        """What takes an event of a type."""
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        """What takes an event of a type. In the same table as before: `feed` may be at work with it."""
+        self._handlers.clear()
+        self._handlers |= {
             EngineStarted: self._started,
             RequestArrived: self._arrived,
             RequestTransitioned: self._transitioned,
@@ -173,6 +176,7 @@ class ReadModel:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._handlers = {}
         self._look_up_handlers()
 
     def emit(self, event: AnyEvent) -> None:
@@ -203,6 +207,7 @@ class ReadModel:
     def _started(self, event: EngineStarted) -> None:
         self.started = event
         self.config = EngineConfig.model_validate_json(event.config)
+        self._page_size = self.config.cache.page_size
         self.book.started(self.config.scheduler.chunked_prefill_size)
         self.pages = PageBook(event.num_pages)
         self._look_up_handlers()
@@ -211,10 +216,14 @@ class ReadModel:
         self.tracker.planned(event)
         seen, self._pass = self._pass or SeenPass(self.tracker.queue), None
         self.steps.append(StepRow(event, seen))
-        self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions) + len(event.preempted)
-        self.totals["evicted_pages"] += event.evicted_pages
-        self.pool.planned(event, self.config.cache.page_size)
-        self.ring.at(event.t_ns).prefill += sum(row.extend_len for row in event.prefills)
+        if event.retractions or event.preempted:
+            self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions) + len(event.preempted)
+        if event.evicted_pages:
+            self.totals["evicted_pages"] += event.evicted_pages
+        self.pool.planned(event, self._page_size)
+        slot = self.ring.at(event.t_ns)
+        for row in event.prefills:
+            slot.prefill += row.extend_len
 
     def _decided(self, event: AdmissionDecided) -> None:
         self.tracker.decided(event)

@@ -14,8 +14,6 @@ from telemetry.timeline import TimelineTracker
 
 _BY_NAME: Final = {metric.name: metric for metric in CATALOG}
 _FAILED_PART: Final = _BY_NAME["time_per_output_token_seconds"].parts.index(FAILED)
-#: Cells of one part of a family.
-_CHILD: Final = {name: metric.child for name, metric in _BY_NAME.items()}
 _SUCCESS: Final = frozenset({"stop", "length"})
 
 
@@ -39,6 +37,18 @@ class RequestMetrics:
         at = self._books.at
         self._queue_cell = at["queue_time_seconds", ""]
         self._prompt_cells = at["prompt_tokens_total", "cached"], at["prompt_tokens_total", "computed"]
+        self._chunks_cell = at["request_chunks", ""]
+        self._ttft_cells = self._parts_of("time_to_first_token_seconds")
+        self._mean_cells = self._parts_of("time_per_output_token_seconds")
+        self._duration_cells = {
+            finish: self._parts_of("request_duration_seconds", finish)
+            for name, finish in at
+            if name == "request_duration_seconds"
+        }
+        self._finish_cells = {value: cell for (name, value), cell in at.items() if name == "requests_finished_total"}
+        self._cause_cells = {value: cell for (name, value), cell in at.items() if name == "request_ends_total"}
+        self._ways_back_cell = at["request_retractions", ""]
+        self._residual_cell = at["ttft_residual_seconds_total", ""]
         self._gap_cell = at["inter_token_latency_seconds", ""]
         self._blocked_cells = [at["queue_blocked_seconds", blocker] for blocker in BLOCKERS]
         self._part_cells = [at["ttft_component_seconds", part] for part in TTFT_PARTS]
@@ -46,8 +56,10 @@ class RequestMetrics:
     def _add(self, name: str, amount: int = 1, label: str = "") -> None:
         self._books.add(self._books.at[name, label], amount)
 
-    def _observe(self, name: str, value: int, label: str = "", part: int = 0) -> None:
-        self._books.observe(self._books.at[name, label] + part * _CHILD[name], value)
+    def _parts_of(self, name: str, label: str = "") -> tuple[int, ...]:
+        """Cells of each part of a family."""
+        metric, first = _BY_NAME[name], self._books.at[name, label]
+        return tuple(first + part * metric.child for part in range(len(metric.parts)))
 
     def on_admitted(self, request: RequestTimeline) -> None:
         books, (found, computed) = self._books, self._prompt_cells
@@ -66,19 +78,18 @@ class RequestMetrics:
         books.add(computed, request.prompt_len - cached)
 
     def on_first_token(self, request: RequestTimeline) -> None:
-        self._observe("request_chunks", len(request.chunks))
+        self._books.observe(self._chunks_cell, len(request.chunks))
 
     def on_ttft(self, request: RequestTimeline) -> None:
-        ttft_ns, part = request.ttft_ns, operation_of(request.rid)
+        ttft_ns, cell = request.ttft_ns, self._ttft_cells[operation_of(request.rid)]
         assert ttft_ns is not None, "announced without a value"
-        name = "time_to_first_token_seconds"
-        self._observe(name, ttft_ns, part=part)
+        self._books.observe(cell, ttft_ns)
         if self.exemplars is not None:
-            bucket = self._books.bucket(self._books.at[name, ""] + part * _CHILD[name], ttft_ns)
+            bucket = self._books.bucket(cell, ttft_ns)
             self.exemplars.note(bucket, request, ttft_ns, request.cursor_ns, late=ttft_ns > self._ttft_ns)
         for at, cell in enumerate(self._part_cells):
             self._books.observe(cell, request.parts[at])
-        self._add("ttft_residual_seconds_total", abs(ttft_ns - sum(request.parts)))
+        self._books.add(self._residual_cell, abs(ttft_ns - sum(request.parts)))
 
     def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
         self._books.observe(self._gap_cell, gap_ns, count)
@@ -96,15 +107,14 @@ class RequestMetrics:
         assert request.finish is not None, "announced before its end"
         assert request.finished_ns is not None, "announced before its end"
         assert request.end_cause is not None, "announced before its end"
-        part = operation_of(request.rid)
-        self._add("requests_finished_total", 1, request.finish)
-        self._add("request_ends_total", 1, request.end_cause)
-        spent = request.finished_ns - request.accepted_ns
-        self._observe("request_duration_seconds", spent, request.finish, part)
-        self._observe("request_retractions", request.num_retractions)
+        part, books = operation_of(request.rid), self._books
+        books.cells[self._finish_cells[request.finish]] += 1
+        books.cells[self._cause_cells[request.end_cause]] += 1
+        books.observe(self._duration_cells[request.finish][part], request.finished_ns - request.accepted_ns)
+        books.observe(self._ways_back_cell, request.num_retractions)
         tokens = len(request.token_ns)
         if tokens > 1:
             mean = (request.token_ns[-1] - request.token_ns[0]) // (tokens - 1)
             if request.finish not in _SUCCESS:
                 part = _FAILED_PART
-            self._observe("time_per_output_token_seconds", mean, part=part)
+            books.observe(self._mean_cells[part], mean)

@@ -14,7 +14,7 @@ from engine.events import AdmissionDecided, RequestArrived
 from engine.request import Cause, FinishReason, RequestState
 from engine.scheduler.decision import Reason
 from telemetry.observe import BLOCKERS, TTFT_PARTS
-from telemetry.overtakes import Overtaken
+from telemetry.overtakes import NOT_OVERTAKEN
 from telemetry.pass_ends import EndShare, Stand
 
 INTAKE, QUEUE, PREPARE, CHUNK_FORWARD, COMMIT, BETWEEN, EMIT = range(len(TTFT_PARTS))
@@ -170,7 +170,7 @@ class RequestTimeline:
         self.num_retractions = 0
         self.retracted_ns: list[int] = []
         self.enqueued_as = 0
-        self.overtaken = Overtaken()
+        self.overtaken = NOT_OVERTAKEN
         self.cached_len: int | None = None
         self.computed_len = 0
         self.output_len = 0

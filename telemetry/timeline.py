@@ -150,14 +150,13 @@ class TimelineTracker:
             self._ended(request, event)
         elif target is WAITING and event.source is not None:
             self._back_to_queue(request, event.t_ns)
-        self._set_state(request, target)
+        if target is not request.state:
+            self._set_state(request, target)
 
     def _set_state(self, request: RequestTimeline, state: RequestState) -> None:
-        before = request.state
-        if state is not before:
-            self.prefilling += (state is PREFILL) - (before is PREFILL)
-            self.decoding += (state is DECODE) - (before is DECODE)
-            request.state = state
+        before, request.state = request.state, state
+        self.prefilling += (state is PREFILL) - (before is PREFILL)
+        self.decoding += (state is DECODE) - (before is DECODE)
 
     def _admitted(self, request: RequestTimeline, t_ns: int) -> None:
         if request.phase != QUEUE:
@@ -240,7 +239,8 @@ class TimelineTracker:
         if event.prefills:
             self.queue.passed(latest)
         if event.pass_end is not None:
-            self._refused_continuations(decisions, admitted, event.t_ns)
+            if decisions:
+                self._refused_continuations(decisions, admitted, event.t_ns)
             self.queue.apply_pass(event, decisions, admitted)
 
     def _refused_continuations(self, decisions: list[AdmissionDecided], admitted: set[str], t_ns: int) -> None:
@@ -282,7 +282,7 @@ class TimelineTracker:
         times, listener = self._times, self._listener
         change = change_of(self._group, rows)
         rids, came = change.rids, change.came
-        again = self._runless.difference(change.gone)
+        again = self._runless.difference(change.gone) if self._runless else None
         if again:
             # An id of the step before that is another request now, or was not known then.
             came = tuple([rid for rid in rids if rid in again or rid in came])

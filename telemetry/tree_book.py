@@ -75,12 +75,12 @@ class TreeBook:
         """A request locked or unlocked a node; those of one path come in a row, upwards."""
         node, rid, delta = event.node, event.rid, event.delta
         walk = self._walk
-        if walk is not None and walk[:2] == (rid, delta):
+        if walk is not None and walk[1] == delta and walk[0] == rid:
             self._place(walk[2], node)
             self._walk = (rid, delta, node, walk[3])
         else:
             self._end_walk()
-            self._next_tick()
+            self._tick += 1
             # A request that is not running yet takes what others have left: that is a hit.
             self._is_hit = delta > 0 and rid not in self._running
             self._walk = (rid, delta, node, self.tips.get(rid, ROOT) if delta > 0 else ROOT)
@@ -92,7 +92,7 @@ class TreeBook:
         found = self.nodes.get(node)
         if found is not None:
             found.hits += self._is_hit
-            self._use(found, event.t_ns, event.step)
+            found.used_ns, found.used_step, found.tick = event.t_ns, event.step, self._tick
 
     def inserted(self, node: int, rid: str, pages: int, *, t_ns: int, step: int) -> None:
         """`rid` gave `pages` pages to the tree as the new leaf `node`."""
@@ -235,7 +235,7 @@ class TreeBook:
     def _place(self, node: int, parent: int) -> None:
         """`node` hangs below `parent`: proved."""
         found = self.nodes.get(node)
-        if found is None or parent not in self.nodes:
+        if found is None or (found.parent == parent and found.is_sure) or parent not in self.nodes:
             return
         if found.parent != parent:
             if node in self.path(parent):
