@@ -45,28 +45,6 @@ INLINE Span span_at(const Decode *d, const Part *p, long token) {
     return span;
 }
 
-/* Lines of the next step's K and V are asked for a few at a time, between products, so that they arrive meanwhile. */
-typedef struct {
-    const Decode *d;
-    Span span;
-    long token, lines; /* the next token to ask for, and the lines of a token */
-} Ahead;
-
-INLINE void fetch_token(Ahead *ahead) {
-    if (ahead->token >= ahead->span.count) return;
-    const char *k = (const char *)(ahead->d->k + ahead->span.places[ahead->token]);
-    const char *v = (const char *)(ahead->d->v + ahead->span.places[ahead->token]);
-    for (long i = 0; i < ahead->lines; i++) {
-        _mm_prefetch(k + 64 * i, _MM_HINT_T1);
-        _mm_prefetch(v + 64 * i, _MM_HINT_T1);
-    }
-    ahead->token++;
-}
-
-INLINE void fetch_tokens(Ahead *ahead, long count) {
-    while (count-- > 0) fetch_token(ahead);
-}
-
 /* Which of the step's tokens the row sees. */
 INLINE void seen_of(const Span *span, __mmask16 *seen) {
     for (int b = 0; b < STEP / 16; b++) {

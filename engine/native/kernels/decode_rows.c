@@ -10,6 +10,38 @@
 #define MOST_HEADS 4
 #define BLOCKS (STEP / 16)
 
+/* Lines of the next step's K and V are asked for a few at a time, between products, so that they arrive meanwhile: more at
+ * once would hold up the core until there is room for them. */
+typedef struct {
+    const char *k, *v;
+    const long *place, *end; /* of the tokens to ask for */
+    long line, lines;        /* of a token, in bytes */
+    long each;               /* lines at a time */
+} Ahead;
+
+INLINE void fetch_some(Ahead *ahead) {
+    for (long i = 0; i < ahead->each; i++) {
+        if (ahead->place == ahead->end) return;
+        long at = *ahead->place * (long)sizeof(bf16) + ahead->line;
+        _mm_prefetch(ahead->k + at, _MM_HINT_T1);
+        _mm_prefetch(ahead->v + at, _MM_HINT_T1);
+        ahead->line += 64;
+        if (ahead->line == ahead->lines) ahead->line = 0, ahead->place++;
+    }
+}
+
+/* Times that something is asked for, while 32 numbers of 16 tokens are turned. */
+#define TURN_FETCHES 8
+
+INLINE Ahead ahead_of(const Decode *d, const Span *next) {
+    long dim = d->dim, lines = d->kv_heads * dim * (long)sizeof(bf16), group = d->q_heads / d->kv_heads;
+    long shares = (group + MOST_HEADS - 1) / MOST_HEADS;
+    long times = d->kv_heads * (dim / 32 * BLOCKS * TURN_FETCHES + shares * (dim / 2 + (dim + 63) / 64 * STEP / 2));
+    Ahead ahead = {(const char *)d->k, (const char *)d->v, next->places, next->places + next->count, 0, lines,
+                   (STEP * lines / 64 + times - 1) / times};
+    return ahead;
+}
+
 /* K of one step and one K/V head, turned: pairs of dim of 16 tokens side by side. */
 typedef __m512i Turned[BLOCKS][MOST_DIM / 2];
 
@@ -19,7 +51,8 @@ INLINE __m512bh pair_of(const bf16 *p) {
     return (__m512bh)_mm512_set1_epi32(two);
 }
 
-static void turn(const Decode *d, const Span *span, long kv, Turned k) {
+static void turn(const Decode *d, const Span *span, long kv, Turned k, Ahead *asked) {
+    Ahead ahead = *asked;
     for (long t = 0; t < span->count; t += 16)
         for (long i = 0; i < d->dim; i += 32) {
             __m512i r[16];
@@ -28,19 +61,26 @@ static void turn(const Decode *d, const Span *span, long kv, Turned k) {
                                            : _mm512_setzero_si512();
             transpose(r);
             UNROLL for (long j = 0; j < 16; j++) k[t / 16][i / 2 + j] = r[j];
+            for (int n = 0; n < TURN_FETCHES; n++) fetch_some(&ahead);
         }
+    *asked = ahead;
 }
 
 /* Scores of `heads` (known to the compiler) query heads, which lie one after the other in q. */
-INLINE void score(const bf16 *q, const Turned k, long dim, float scale, const int heads, __m512 (*scores)[BLOCKS]) {
+INLINE void score(const bf16 *q, const Turned k, long dim, float scale, const int heads, __m512 (*scores)[BLOCKS],
+                  Ahead *asked) {
+    Ahead ahead = *asked;
     __m512 sums[MOST_HEADS][BLOCKS];
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int b = 0; b < BLOCKS; b++) sums[h][b] = _mm512_setzero_ps();
-    for (long i = 0; i < dim / 2; i++)
+    for (long i = 0; i < dim / 2; i++) {
         UNROLL for (int h = 0; h < heads; h++) {
             __m512bh pair = pair_of(q + h * dim + 2 * i);
             UNROLL for (int b = 0; b < BLOCKS; b++) sums[h][b] = _mm512_dpbf16_ps(sums[h][b], (__m512bh)k[b][i], pair);
         }
+        fetch_some(&ahead);
+    }
+    *asked = ahead;
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int b = 0; b < BLOCKS; b++) scores[h][b] = _mm512_mul_ps(sums[h][b], _mm512_set1_ps(scale));
 }
@@ -48,7 +88,8 @@ INLINE void score(const bf16 *q, const Turned k, long dim, float scale, const in
 /* Add the step's values, weighed, to 32 * `blocks` numbers of each of `heads` sums, `stride` apart (the first and the third
  * are known to the compiler). */
 INLINE void gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP], const int heads, const int blocks,
-                   float *to, long stride) {
+                   float *to, long stride, Ahead *asked) {
+    Ahead ahead = *asked;
     __m512 sums[MOST_HEADS][4];
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int b = 0; b < 2 * blocks; b++) sums[h][b] = _mm512_loadu_ps(to + h * stride + 16 * b);
@@ -65,7 +106,9 @@ INLINE void gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP],
             UNROLL for (int b = 0; b < 2 * blocks; b++)
                 sums[h][b] = _mm512_dpbf16_ps(sums[h][b], (__m512bh)woven[b], pair);
         }
+        fetch_some(&ahead);
     }
+    *asked = ahead;
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int b = 0; b < 2 * blocks; b++) _mm512_storeu_ps(to + h * stride + 16 * b, sums[h][b]);
 }
@@ -73,64 +116,62 @@ INLINE void gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP],
 /* Functions of their own, so that sums stay in registers. */
 #define HEADS(heads)                                                                                                      \
     __attribute__((noinline)) static void score_##heads(const bf16 *q, const Turned k, long dim, float scale,             \
-                                                        __m512 (*scores)[BLOCKS]) {                                       \
-        score(q, k, dim, scale, heads, scores);                                                                           \
+                                                        __m512 (*scores)[BLOCKS], Ahead *ahead) {                                       \
+        score(q, k, dim, scale, heads, scores, ahead);                                                                           \
     }                                                                                                                     \
     __attribute__((noinline)) static void gather_##heads(const Span *span, const bf16 *v, const bf16 (*weights)[STEP],    \
-                                                         long dim, float *to, long stride) {                              \
+                                                         long dim, float *to, long stride, Ahead *ahead) {                              \
         long i = 0;                                                                                                       \
-        for (; i + 64 <= dim; i += 64) gather(span, v + i, weights, heads, 2, to + i, stride);                            \
-        if (i < dim) gather(span, v + i, weights, heads, 1, to + i, stride);                                              \
+        for (; i + 64 <= dim; i += 64) gather(span, v + i, weights, heads, 2, to + i, stride, ahead);                            \
+        if (i < dim) gather(span, v + i, weights, heads, 1, to + i, stride, ahead);                                              \
     }
 HEADS(1)
 HEADS(2)
 HEADS(3)
 HEADS(4)
-typedef void Score(const bf16 *q, const Turned k, long dim, float scale, __m512 (*scores)[BLOCKS]);
-typedef void Gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP], long dim, float *to, long stride);
+typedef void Score(const bf16 *q, const Turned k, long dim, float scale, __m512 (*scores)[BLOCKS], Ahead *ahead);
+typedef void Gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP], long dim, float *to, long stride, Ahead *ahead);
 static Score *const score_heads[MOST_HEADS] = {score_1, score_2, score_3, score_4};
 static Gather *const gather_heads[MOST_HEADS] = {gather_1, gather_2, gather_3, gather_4};
 
 /* One step of the query heads of one K/V head. */
-static void attend_step(const Decode *d, const Part *p, const Span *span, long kv, float *partial, Ahead *ahead, long share) {
+static void attend_step(const Decode *d, const Part *p, const Span *span, long kv, float *partial, Ahead *ahead) {
     Turned k;
     __m512 scores[MOST_HEADS][BLOCKS];
     bf16 weights[MOST_HEADS][STEP] __attribute__((aligned(64)));
     __mmask16 seen[BLOCKS];
     long dim = d->dim, stride = dim + 2, group = d->q_heads / d->kv_heads;
-    turn(d, span, kv, k);
+    turn(d, span, kv, k, ahead);
     seen_of(span, seen);
     for (long h = 0; h < group; h += MOST_HEADS) {
         long first = kv * group + h, heads = group - h < MOST_HEADS ? group - h : MOST_HEADS;
         float *to = partial + first * stride;
-        score_heads[heads - 1](d->q + p->row * d->q_stride + first * dim, (const __m512i(*)[MOST_DIM / 2])k, dim, d->scale, scores);
-        fetch_tokens(ahead, share);
+        score_heads[heads - 1](d->q + p->row * d->q_stride + first * dim, (const __m512i(*)[MOST_DIM / 2])k, dim, d->scale, scores, ahead);
         for (long n = 0; n < heads; n++) {
             float *sums = to + n * stride;
             weigh_step(scores[n], seen, sums + dim, sums + dim + 1, sums, 16, dim, weights[n]);
-            fetch_tokens(ahead, share);
         }
-        gather_heads[heads - 1](span, d->v + kv * dim, (const bf16(*)[STEP])weights, dim, to, stride);
+        gather_heads[heads - 1](span, d->v + kv * dim, (const bf16(*)[STEP])weights, dim, to, stride, ahead);
     }
 }
 
 /* One part of one row: all heads, step by step, so that memory is read in its own order. */
 void attend(const Decode *d, const Part *p, float *partial) {
-    long dim = d->dim, stride = dim + 2, times = d->q_heads, share = (STEP + times - 1) / times;
+    long dim = d->dim, stride = dim + 2;
     for (long h = 0; h < d->q_heads; h++) {
         memset(partial + h * stride, 0, (size_t)stride * sizeof *partial);
         partial[h * stride + dim] = NOTHING;
     }
-    Span span = span_at(d, p, p->first);
-    for (long token = p->first; token < p->end; token += STEP) {
+    Span span = span_at(d, p, p->first), next;
+    for (long token = p->first; token < p->end; token += STEP, span = next) {
+        next.count = 0;
         /* What comes after a part is the next part, most often on the same thread. */
-        const Part *next = token + STEP < p->end ? p : p + 1;
-        Ahead ahead = {d, span, STEP, dim * d->kv_heads * 2 / 64};
-        if (next < d->parts + d->num_parts)
-            ahead.span = span_at(d, next, next == p ? token + STEP : next->first), ahead.token = 0;
-        for (long kv = 0; kv < d->kv_heads; kv++) attend_step(d, p, &span, kv, partial, &ahead, share);
-        fetch_tokens(&ahead, STEP);
-        span = ahead.span;
+        if (token + STEP < p->end)
+            next = span_at(d, p, token + STEP);
+        else if (p + 1 < d->parts + d->num_parts)
+            next = span_at(d, p + 1, p[1].first);
+        Ahead ahead = ahead_of(d, &next);
+        for (long kv = 0; kv < d->kv_heads; kv++) attend_step(d, p, &span, kv, partial, &ahead);
     }
 }
 #endif

@@ -17,6 +17,28 @@ typedef struct {
     float most[16], total[16];
 } __attribute__((aligned(64))) Head;
 
+/* Lines of the next step's K and V are asked for a few at a time, between products, so that they arrive meanwhile. */
+typedef struct {
+    const Decode *d;
+    Span span;
+    long token, lines; /* the next token to ask for, and the lines of a token */
+} Ahead;
+
+INLINE void fetch_token(Ahead *ahead) {
+    if (ahead->token >= ahead->span.count) return;
+    const char *k = (const char *)(ahead->d->k + ahead->span.places[ahead->token]);
+    const char *v = (const char *)(ahead->d->v + ahead->span.places[ahead->token]);
+    for (long i = 0; i < ahead->lines; i++) {
+        _mm_prefetch(k + 64 * i, _MM_HINT_T1);
+        _mm_prefetch(v + 64 * i, _MM_HINT_T1);
+    }
+    ahead->token++;
+}
+
+INLINE void fetch_tokens(Ahead *ahead, long count) {
+    while (count-- > 0) fetch_token(ahead);
+}
+
 /* Scores [STEP][16 query heads] of one K/V head. */
 static void score(const Decode *d, const Span *span, long kv, Head *head, float (*scores)[16], Ahead *ahead, long share) {
     bf16 copy[16 * MOST_DIM] __attribute__((aligned(64)));
