@@ -33,6 +33,13 @@ INLINE float one_bf16(bf16 value) {
     return out;
 }
 
+/* Four bytes sixteen times: a pair of bfloat16, or four of int8, for all columns of a register. */
+INLINE __m512i spread(const void *p) {
+    int four;
+    memcpy(&four, p, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
 /* e^x, to about one unit in the last place (Cephes' expf: Cody-Waite reduction, a polynomial of degree 5).
  * NaN stays NaN: both clamps have x as their second operand, which is what they return then. */
 INLINE __m512 exp_ps(__m512 x) {

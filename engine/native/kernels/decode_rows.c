@@ -45,12 +45,6 @@ INLINE Ahead ahead_of(const Decode *d, const Span *next) {
 /* K of one step and one K/V head, turned: pairs of dim of 16 tokens side by side. */
 typedef __m512i Turned[BLOCKS][MOST_DIM / 2];
 
-INLINE __m512bh pair_of(const bf16 *p) {
-    int two;
-    memcpy(&two, p, sizeof two);
-    return (__m512bh)_mm512_set1_epi32(two);
-}
-
 static void turn(const Decode *d, const Span *span, long kv, Turned k, Ahead *asked) {
     Ahead ahead = *asked;
     for (long t = 0; t < span->count; t += 16)
@@ -75,7 +69,7 @@ INLINE void score(const bf16 *q, const Turned k, long dim, float scale, const in
         UNROLL for (int b = 0; b < BLOCKS; b++) sums[h][b] = _mm512_setzero_ps();
     for (long i = 0; i < dim / 2; i++) {
         UNROLL for (int h = 0; h < heads; h++) {
-            __m512bh pair = pair_of(q + h * dim + 2 * i);
+            __m512bh pair = (__m512bh)spread(q + h * dim + 2 * i);
             UNROLL for (int b = 0; b < BLOCKS; b++) sums[h][b] = _mm512_dpbf16_ps(sums[h][b], (__m512bh)k[b][i], pair);
         }
         fetch_some(&ahead);
@@ -102,7 +96,7 @@ INLINE void gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP],
             woven[2 * b + 1] = woven_right(one, two);
         }
         UNROLL for (int h = 0; h < heads; h++) {
-            __m512bh pair = pair_of(weights[h] + t);
+            __m512bh pair = (__m512bh)spread(weights[h] + t);
             UNROLL for (int b = 0; b < 2 * blocks; b++)
                 sums[h][b] = _mm512_dpbf16_ps(sums[h][b], (__m512bh)woven[b], pair);
         }
@@ -114,16 +108,16 @@ INLINE void gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP],
 }
 
 /* Functions of their own, so that sums stay in registers. */
-#define HEADS(heads)                                                                                                      \
-    __attribute__((noinline)) static void score_##heads(const bf16 *q, const Turned k, long dim, float scale,             \
-                                                        __m512 (*scores)[BLOCKS], Ahead *ahead) {                                       \
-        score(q, k, dim, scale, heads, scores, ahead);                                                                           \
-    }                                                                                                                     \
-    __attribute__((noinline)) static void gather_##heads(const Span *span, const bf16 *v, const bf16 (*weights)[STEP],    \
-                                                         long dim, float *to, long stride, Ahead *ahead) {                              \
-        long i = 0;                                                                                                       \
-        for (; i + 64 <= dim; i += 64) gather(span, v + i, weights, heads, 2, to + i, stride, ahead);                            \
-        if (i < dim) gather(span, v + i, weights, heads, 1, to + i, stride, ahead);                                              \
+#define HEADS(heads)                                                                                                   \
+    __attribute__((noinline)) static void score_##heads(const bf16 *q, const Turned k, long dim, float scale,          \
+                                                        __m512 (*scores)[BLOCKS], Ahead *ahead) {                      \
+        score(q, k, dim, scale, heads, scores, ahead);                                                                 \
+    }                                                                                                                  \
+    __attribute__((noinline)) static void gather_##heads(const Span *span, const bf16 *v, const bf16 (*weights)[STEP], \
+                                                         long dim, float *to, long stride, Ahead *ahead) {             \
+        long i = 0;                                                                                                    \
+        for (; i + 64 <= dim; i += 64) gather(span, v + i, weights, heads, 2, to + i, stride, ahead);                  \
+        if (i < dim) gather(span, v + i, weights, heads, 1, to + i, stride, ahead);                                    \
     }
 HEADS(1)
 HEADS(2)
@@ -145,8 +139,9 @@ static void attend_step(const Decode *d, const Part *p, const Span *span, long k
     seen_of(span, seen);
     for (long h = 0; h < group; h += MOST_HEADS) {
         long first = kv * group + h, heads = group - h < MOST_HEADS ? group - h : MOST_HEADS;
+        const bf16 *q = d->q + p->row * d->q_stride + first * dim;
         float *to = partial + first * stride;
-        score_heads[heads - 1](d->q + p->row * d->q_stride + first * dim, (const __m512i(*)[MOST_DIM / 2])k, dim, d->scale, scores, ahead);
+        score_heads[heads - 1](q, (const __m512i(*)[MOST_DIM / 2])k, dim, d->scale, scores, ahead);
         for (long n = 0; n < heads; n++) {
             float *sums = to + n * stride;
             weigh_step(scores[n], seen, sums + dim, sums + dim + 1, sums, 16, dim, weights[n]);

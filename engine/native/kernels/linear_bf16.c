@@ -125,12 +125,6 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
 #define MOST_ROWS 12
 typedef __m512 Sums[MOST_ROWS][2];
 
-INLINE __m512bh pair_of(const bf16 *p) {
-    int two;
-    memcpy(&two, p, sizeof two);
-    return (__m512bh)_mm512_set1_epi32(two);
-}
-
 /* `rows` (known to the compiler) by HALF columns. Sums stay in registers only while nothing else is done in a function. */
 INLINE void multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, const int rows, Sums to) {
     __m512 sums[MOST_ROWS][2];
@@ -140,7 +134,7 @@ INLINE void multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, c
         for (long k = step; k < step + 32; k += 2, w += 2 * HALF) {
             __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + 32);
             UNROLL for (int i = 0; i < rows; i++) {
-                __m512bh pair = pair_of(x + i * inputs + k);
+                __m512bh pair = (__m512bh)spread(x + i * inputs + k);
                 sums[i][0] = _mm512_dpbf16_ps(sums[i][0], pair, left);
                 sums[i][1] = _mm512_dpbf16_ps(sums[i][1], pair, right);
             }
@@ -150,9 +144,9 @@ INLINE void multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, c
 }
 
 typedef void Multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, Sums to);
-#define MULTIPLY(rows)                                                                                             \
+#define MULTIPLY(rows)                                                                                                         \
     __attribute__((noinline)) static void multiply_##rows(const bf16 *x, const bf16 *w, long inputs, Coming coming, Sums to) { \
-        multiply(x, w, inputs, coming, rows, to);                                                                   \
+        multiply(x, w, inputs, coming, rows, to);                                                                              \
     }
 MULTIPLY(1)
 MULTIPLY(2)

@@ -147,12 +147,6 @@ static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
 #define MOST_ROWS 6
 typedef __m512i Sums[MOST_ROWS][4]; /* of each row: high and low part, 16 columns and 16 more of each */
 
-INLINE __m512i four_of(const int8_t *p) {
-    int four;
-    memcpy(&four, p, sizeof four);
-    return _mm512_set1_epi32(four);
-}
-
 /* `rows` (known to the compiler) by HALF columns. Sums stay in registers only while nothing else is done in a function. */
 INLINE void multiply(const int8_t *high_rows, const int8_t *low_rows, const int8_t *w, long inputs, Coming coming,
                      const int rows, Sums to) {
@@ -164,7 +158,7 @@ INLINE void multiply(const int8_t *high_rows, const int8_t *low_rows, const int8
         for (long k = step; k < step + 64; k += 4, w += 4 * HALF) {
             __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
             UNROLL for (int i = 0; i < rows; i++) {
-                __m512i high = four_of(high_rows + i * inputs + k), low = four_of(low_rows + i * inputs + k);
+                __m512i high = spread(high_rows + i * inputs + k), low = spread(low_rows + i * inputs + k);
                 sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], high, left);
                 sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], high, right);
                 sums[i][2] = _mm512_dpbusd_epi32(sums[i][2], low, left);
@@ -177,10 +171,10 @@ INLINE void multiply(const int8_t *high_rows, const int8_t *low_rows, const int8
 }
 
 typedef void Multiply(const int8_t *high, const int8_t *low, const int8_t *w, long inputs, Coming coming, Sums to);
-#define MULTIPLY(rows)                                                                                        \
+#define MULTIPLY(rows)                                                                                            \
     __attribute__((noinline)) static void multiply_##rows(const int8_t *high, const int8_t *low, const int8_t *w, \
-                                                          long inputs, Coming coming, Sums to) {                \
-        multiply(high, low, w, inputs, coming, rows, to);                                                      \
+                                                          long inputs, Coming coming, Sums to) {                  \
+        multiply(high, low, w, inputs, coming, rows, to);                                                         \
     }
 MULTIPLY(1)
 MULTIPLY(2)

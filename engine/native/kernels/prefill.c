@@ -224,12 +224,6 @@ INLINE void gather(Columns *c, const bf16 *v, long dim, long count) {
 #else
 #define AT_ONCE 8 /* tokens, or numbers of a head, by two registers of columns: their sums stay in registers */
 
-INLINE __m512bh pair_of(const bf16 *p) {
-    int two;
-    memcpy(&two, p, sizeof two);
-    return (__m512bh)_mm512_set1_epi32(two);
-}
-
 /* Scores of the first `count` tokens of a step, and some more, whose K is laid out at `k`; the others are never looked at. */
 __attribute__((noinline)) static void score(Columns *c, const bf16 *k, long dim, long count) {
     const __m512bh *left = (const __m512bh *)c->queries[0], *right = (const __m512bh *)c->queries[1];
@@ -238,7 +232,7 @@ __attribute__((noinline)) static void score(Columns *c, const bf16 *k, long dim,
         UNROLL for (int j = 0; j < AT_ONCE; j++) sums[j][0] = sums[j][1] = _mm512_setzero_ps();
         for (long i = 0; i < dim / 2; i++)
             UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                __m512bh pair = pair_of(k + j * dim + 2 * i);
+                __m512bh pair = (__m512bh)spread(k + j * dim + 2 * i);
                 sums[j][0] = _mm512_dpbf16_ps(sums[j][0], pair, left[i]);
                 sums[j][1] = _mm512_dpbf16_ps(sums[j][1], pair, right[i]);
             }
@@ -257,7 +251,7 @@ __attribute__((noinline)) static void gather(Columns *c, const bf16 *v, long dim
         for (long t = 0; t < count; t += 2) {
             const bf16 *at = v + t / 32 * 32 * dim + i * 32 + t % 32;
             UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                __m512bh pair = pair_of(at + 32 * j);
+                __m512bh pair = (__m512bh)spread(at + 32 * j);
                 sums[j][0] = _mm512_dpbf16_ps(sums[j][0], pair, left[t / 2]);
                 sums[j][1] = _mm512_dpbf16_ps(sums[j][1], pair, right[t / 2]);
             }
