@@ -16,6 +16,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -37,8 +38,9 @@ _ARCH_REQ_XCOMP_PERM: Final = 0x1023
 _XFEATURE_XTILEDATA: Final = 18
 #: Longer than any machine takes; a compiler that hangs must not keep a server from starting.
 _TIMEOUT_S: Final = 120.0
-#: Age of a file that nobody is making any more: whoever did was killed.
-_ABANDONED_S: Final = 3600.0
+#: Names of files in the cache, and seconds after which nobody needs them: whoever was making one was killed; a library
+#: that no process has looked for is of other sources, or of another compiler.
+_LIFETIMES_S: Final = (("making-*.so", 3600.0), ("kernels-*.so", 30 * 86400.0))
 
 
 class NativeUnavailableError(RuntimeError):
@@ -76,12 +78,13 @@ class Build:
             self.is_kept = folder.exists() and self._library.exists()
             if self.is_kept:
                 _check_owner(folder)
+                _note_use(self._library)
                 return
             if compiler is None:
                 raise NativeUnavailableError("there is no C compiler (cc, gcc or clang, or what CC names)")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(folder)
-            _clear_abandoned(folder)
+            _clear(folder)
             # Its own name first: another process may be making the same library.
             handle, name = tempfile.mkstemp(prefix="making-", suffix=".so", dir=folder)
             os.close(handle)
@@ -172,14 +175,26 @@ def _check_owner(folder: Path) -> None:
         raise NativeUnavailableError(f"{folder} belongs to, or can be written by, others")
 
 
-def _clear_abandoned(folder: Path) -> None:
-    """Remove what processes that were killed in the middle have left."""
-    for path in folder.glob("making-*.so"):
-        try:
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                path.unlink()
-        except FileNotFoundError:  # finished, or removed by another process, meanwhile
-            continue
+def _note_use(library: Path) -> None:
+    """Set the time of its last reading, which file systems need not keep."""
+    # A cache that cannot be written, as in an image, is not cleared either.
+    with suppress(OSError):
+        os.utime(library, ns=(time.time_ns(), library.stat().st_mtime_ns))
+
+
+def _clear(folder: Path) -> None:
+    """Remove what nobody needs any more.
+
+    Whoever has loaded a library keeps it; whoever looks for one at this very moment makes it anew, see cpu_form.
+    """
+    for pattern, lifetime_s in _LIFETIMES_S:
+        for path in folder.glob(pattern):
+            try:
+                facts = path.stat()
+                if time.time() - max(facts.st_mtime, facts.st_atime) > lifetime_s:
+                    path.unlink()
+            except FileNotFoundError:  # finished, or removed by another process, meanwhile
+                continue
 
 
 def _fingerprint(sources: list[Path], compiler: list[str] | None, flags: tuple[str, ...], facts: frozenset[str]) -> str:

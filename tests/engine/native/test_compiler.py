@@ -228,3 +228,44 @@ def test_what_a_killed_process_left_is_removed_in_time(
     os.utime(old, (0, 0))
     path = Build().wait()
     assert sorted(folder.iterdir()) == sorted((path, new))
+
+
+def test_libraries_that_nobody_has_used_for_long_are_removed_when_another_is_made(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = tmp_path / "cc"
+    monkeypatch.setenv("CC", str(name))
+
+    def made_by(program: str) -> Path:
+        name.unlink(missing_ok=True)
+        name.symlink_to(script(tmp_path / program, FAKE))
+        return Build().wait()
+
+    used, unused = made_by("cc-10"), made_by("cc-11")
+    for path in (used, unused):
+        os.utime(path, (0, 0))
+    assert made_by("cc-10") == used
+    assert used.stat().st_mtime == 0
+    other = made_by("cc-12")
+    assert sorted(folder.iterdir()) == sorted((used, other))
+
+
+def test_a_library_in_a_cache_that_cannot_be_written_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Build().wait()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert Build().wait() == path
+
+
+def test_a_library_that_another_process_removes_after_it_was_found_is_made_anew(folder: Path) -> None:
+    path = Build().wait()
+    found = Build()
+    path.unlink()
+    assert found.is_kept
+    with pytest.raises(NativeUnavailableError, match="cannot be used"):
+        Library(found.wait())
+    found.discard()
+    assert Library(Build().wait())
