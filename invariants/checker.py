@@ -92,6 +92,8 @@ class InvariantChecker:
         self._judge: Judge | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {}
         self._last: AnyEvent | None = None
+        #: Of `_last`: the number that follows it, its step and its time.
+        self._due = (0, 0, 0)
         #: First event of the engine's life, and the snapshot that the latest audit looked at.
         self.started: EngineStarted | None = None
         self.audited: SchedulerSnapshot | None = None
@@ -109,17 +111,22 @@ class InvariantChecker:
         """Check several, which costs less than one by one. Raises as `emit` does, before the event that follows."""
         time_ns = self._time_ns
         began = time_ns() if time_ns is not None else 0
+        remember = self._evidence.append
+        due, step, t_ns = self._due
         try:
             for event in events:
                 last, self._last = self._last, event
-                self._evidence.append(event)
+                remember(event)
+                seq, last_step, last_ns = event.seq, step, t_ns
+                step, t_ns = event.step, event.t_ns
+                is_next, due = seq == due, seq + 1
                 try:
                     handle = self._handlers.get(type(event))
                     if handle is None or last is None:
                         self._on_first(event)
                         continue
-                    if event.seq != last.seq + 1 or event.step < last.step or event.t_ns < last.t_ns:
-                        if event.seq > last.seq + 1 and self.lost():
+                    if not is_next or step < last_step or t_ns < last_ns:
+                        if seq > last.seq + 1 and self.lost():
                             self._go_blind()
                             continue
                         step_laws.on_order(last, event, self.report)
@@ -129,6 +136,7 @@ class InvariantChecker:
                 except Exception as error:  # a fault of the checker, or a stream it cannot follow: no server stops
                     self.excuse(error)
         finally:
+            self._due = due, step, t_ns
             if time_ns is not None:
                 self.ns_by_tier[1] += time_ns() - began
 

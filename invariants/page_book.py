@@ -156,7 +156,13 @@ class PageBook:
             if at is None:
                 return None
             self.tags[at] = tag
-        self.count_move(count, source, tag, owner)
+        target, counts = tag & 3, self.counts
+        counts[source] -= count
+        counts[target] += count
+        if target == PRIVATE:
+            self._add_private(tag >> 2, count)
+        elif source == PRIVATE:
+            self._add_private(owner, -count)
         return owner
 
     def follow_claims(self, labels: tuple[str, ...], pieces: list[bytes]) -> list[int] | None:
@@ -168,6 +174,10 @@ class PageBook:
         rows = [row_of[label] for label in labels if label in row_of]
         if len(rows) != len(labels) or len(set(rows)) < len(rows):
             return None
+        if len(pieces) == 1:
+            count, left = divmod(len(pieces[0]), 4)
+            if 0 < count <= FEW and not left:
+                return rows if self._take_few(pieces[0], rows * count) else None
         joined, sizes = b"".join(pieces), [len(pages) // 4 for pages in pieces]
         if 0 in sizes or len(joined) != 4 * sum(sizes):
             return None

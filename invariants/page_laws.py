@@ -127,7 +127,8 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         report(
             "INV-PAGE-02", "a row for each page only in a claim", f"{event.cause}: {len(event.owners)} bytes of rows"
         )
-    owner = _owner(event.owner, move.target, report)
+    source, state, rule = move
+    owner = _owner(event.owner, state, report)
     cause, pages, pool = event.cause, event.pages, books.pool
     count = len(pages) // 4
     if count == 0 or len(pages) % 4:
@@ -135,13 +136,13 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         return
     if cause == "evict":
         _evicts_nobodys(books, pages, count, report)
-    tag = tag_of(move.target, owner)
-    old = pool.follow(pages, move.source, tag, move.owner)
+    tag = tag_of(state, owner)
+    old = pool.follow(pages, source, tag, rule)
     if old is None:
         old = _judge(books, event, move, tag, report)
     if cause == "claim":
         pool.remember_claim(pages)
-    elif books.in_commit and EVICTABLE in move[:2]:
+    elif books.in_commit and (state == EVICTABLE or source == EVICTABLE):
         for page in pool.claimed_now(pages):
             report(
                 "INV-PAGE-03",

@@ -125,22 +125,23 @@ class Shadow:
 
     def set_state(self, request: ShadowRequest, state: RequestState) -> None:
         """Move a request, keeping the counts by state and the growth of the running."""
-        if request.state is not None:
-            self.in_state[request.state] -= 1
-        if request.state is WAITING:
-            self.waiting_tokens -= request.seq_len
-        if state is WAITING:
-            self.waiting_tokens += request.seq_len
-        if request.state is DECODE:
-            self.running.leave(request)
+        before, in_state = request.state, self.in_state
+        if before is not None:
+            in_state[before] -= 1
+            if before is WAITING:
+                self.waiting_tokens -= request.seq_len
+            elif before is DECODE:
+                self.running.leave(request)
         request.state = state
-        self.in_state[state] += 1
-        if state is DECODE:
-            self.running.join(request)
         if state is FINISHED:
             del self.requests[request.rid]
-            self.in_state[state] -= 1
             self.aborting.pop(request.rid, None)  # its id may be used again before the step ends
+            return
+        in_state[state] += 1
+        if state is DECODE:
+            self.running.join(request)
+        elif state is WAITING:
+            self.waiting_tokens += request.seq_len
 
     def count_preempted(self, rid: str) -> None:
         """Remember the promise that a preempted request gives back, and the page that it would have claimed now."""
@@ -205,20 +206,21 @@ class Shadow:
 
     def add_lock(self, node: int, rid: str, delta: int) -> int:
         """Change one hold; returns the request's holds on this node afterwards (negative shows a fault)."""
-        holds = self.holders.get(node)
+        holders, node_locks = self.holders, self.node_locks
+        holds = holders.get(node)
         if holds is None:
-            holds = self.holders[node] = {}
+            holds = holders[node] = {}
         mine = holds.get(rid, 0) + delta
         if mine > 0:
             holds[rid] = mine
         else:
             holds.pop(rid, None)
-        total = self.node_locks.get(node, 0) + delta
+        total = node_locks.get(node, 0) + delta
         if total > 0:
-            self.node_locks[node] = total
+            node_locks[node] = total
         else:
-            self.node_locks.pop(node, None)
-            self.holders.pop(node, None)
+            node_locks.pop(node, None)
+            holders.pop(node, None)
         request = self.requests.get(rid)
         if request is None and rid in self.leaving:
             request = self.leaving[rid][0]
