@@ -11,7 +11,7 @@ STAMP := $(VENV)/.admitscope-installed
 PYTHON ?=
 DURATION ?= 0
 PYTEST := $(BIN)/pytest
-# 0: one test after the other. WORKERS=2: two files at a time, for a machine with cores to spare.
+# 0: one test after the other. 2: two files at a time, but never two that open a browser (tests/conftest.py).
 WORKERS ?= 0
 # Tests that neither load the model nor open a browser.
 FAST := not slow and not gpu and not bench and not browser and not model
@@ -65,7 +65,7 @@ serve: $(STAMP)  ## the engine server alone, on 127.0.0.1:8000
 
 test: $(STAMP)  ## what CI runs: format, lint, types, then all tests but the slow ones
 	@$(MAKE) --no-print-directory static
-	$(PYTEST) $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS) --dist loadfile) --durations=25 -m "not slow and not bench"
+	$(PYTEST) $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS) --dist loadgroup) --durations=25 -m "not slow and not bench"
 
 check: $(STAMP)  ## while working: format, lint, types, import contracts, fast tests
 	@$(MAKE) --no-print-directory static

@@ -1,4 +1,4 @@
-"""What every test gets. Owns: Hypothesis settings, and the rule that CI skips only what its hardware lacks."""
+"""What every test gets. Owns: Hypothesis settings, who may run beside whom, and the rule of what CI may skip."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ import pytest
 ALLOWED_SKIPS = ("no GPU", "this processor has no")
 STRICT_VARIABLE = "TESTS_MAY_NOT_SKIP"
 
+#: Folders whose tests wait for processes of the real world, beside those marked `browser`.
+LIVE_FOLDERS = ("grafana",)
+
 # No deadlines: a slow machine is not a failing test. Derandomized in CI, so that a red run can be repeated.
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get(STRICT_VARIABLE) else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (`--dist loadgroup`): a file stays together, since what its tests share is dear to make.
+
+    All that opens a browser, or watches a real Prometheus by the clock, stands in one line: two of them at once would
+    wait for each other's processor.
+    """
+    for item in items:
+        is_live = item.get_closest_marker("browser") is not None or item.path.parent.name in LIVE_FOLDERS
+        item.add_marker(pytest.mark.xdist_group("live" if is_live else str(item.path)))
 
 
 def _refused_skips(config: pytest.Config) -> list[str]:

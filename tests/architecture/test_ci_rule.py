@@ -31,7 +31,7 @@ def run(folder: Path, files: dict[str, str], *, strict: bool, workers: int = 0) 
     if strict:
         environment["TESTS_MAY_NOT_SKIP"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
-    command += ["-n", str(workers), "--dist", "loadfile"] if workers else []
+    command += ["-n", str(workers), "--dist", "loadgroup"] if workers else []
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, cwd=folder, timeout=120
     )
