@@ -31,6 +31,7 @@ EXPORT void pack_bf16(const bf16 *w, bf16 *packed, long outputs, long inputs, lo
 }
 
 #ifdef __AMX_BF16__
+#define TASKS_OF_GROUP 1
 typedef float Sums[4][16][16] __attribute__((aligned(64)));
 
 INLINE void unload(Sums t) {
@@ -122,6 +123,8 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
     }
 }
 #else
+/* A task is HALF columns. */
+#define TASKS_OF_GROUP 2
 #define MOST_ROWS 12
 typedef __m512 Sums[MOST_ROWS][2];
 
@@ -163,11 +166,11 @@ MULTIPLY(12)
 static Multiply *const multiply_rows[MOST_ROWS] = {multiply_1, multiply_2, multiply_3, multiply_4,  multiply_5,  multiply_6,
                                                    multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12};
 
-/* HALF columns of a task. */
-static void run_half(const bf16 *x, const bf16 *w, long inputs, Task task, long column, const Target *to) {
+static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Target *to) {
     Sums sums;
-    long all = task.end - task.first;
+    long all = task.end - task.first, column = task.group * HALF;
     Passes passes = passes_of(all, MOST_ROWS);
+    w += column * inputs;
     for (long n = 0; n < passes.count; n++) {
         long row = task.first + first_of(&passes, n, all), end = task.first + first_of(&passes, n + 1, all);
         multiply_rows[end - row - 1](x + row * inputs, w, inputs, coming_of(&passes, n, w + inputs * HALF), sums);
@@ -181,13 +184,6 @@ static void run_half(const bf16 *x, const bf16 *w, long inputs, Task task, long 
         }
     }
 }
-
-static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Target *to) {
-    long column = task.group * GROUP;
-    w += task.group * GROUP * inputs;
-    run_half(x, w, inputs, task, column, to);
-    run_half(x, w + HALF * inputs, inputs, task, column + HALF, to);
-}
 #endif
 
 typedef struct {
@@ -199,12 +195,12 @@ typedef struct {
 static void task(const void *job, long number, int thread) {
     const Product *p = job;
     (void)thread;
-    run(p->x, p->w, p->inputs, task_at(number, p->rows, p->groups), &p->to);
+    run(p->x, p->w, p->inputs, task_at(number, p->rows, p->groups * TASKS_OF_GROUP), &p->to);
 }
 
 /* x [rows, inputs] by packed weights of `groups` * 64 columns -> out, as `mode` says. inputs: a multiple of 32. */
 EXPORT void linear_bf16(const bf16 *x, const bf16 *w, const float *bias, void *out, long rows, long inputs, long groups,
                         long width, long stride, int mode, int threads) {
     Product product = {x, w, rows, inputs, groups, {out, bias, width, stride, mode}};
-    run_tasks(task, &product, task_count(rows, groups), threads);
+    run_tasks(task, &product, task_count(rows, groups * TASKS_OF_GROUP), threads);
 }

@@ -61,6 +61,7 @@ INLINE void put_pair(const Target *to, long row, long column, __m512 left, __m51
 }
 
 #ifdef __AMX_INT8__
+#define TASKS_OF_GROUP 1
 typedef int32_t Sums[4][16][16] __attribute__((aligned(64)));
 
 /* `rows` (at most 16) by 32 columns; the upper tiles are the high part, the lower ones the low part. */
@@ -144,6 +145,8 @@ static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
     }
 }
 #else
+/* A task is HALF columns. */
+#define TASKS_OF_GROUP 2
 #define MOST_ROWS 6
 typedef __m512i Sums[MOST_ROWS][4]; /* of each row: high and low part, 16 columns and 16 more of each */
 
@@ -184,10 +187,10 @@ MULTIPLY(5)
 MULTIPLY(6)
 static Multiply *const multiply_rows[MOST_ROWS] = {multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6};
 
-/* HALF columns of a task. */
-static void run_half(const Rows *x, const Weights *w, const int8_t *packed, Task task, long column, const Target *to) {
+static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
     Sums sums;
-    long all = task.end - task.first, inputs = x->inputs;
+    long all = task.end - task.first, inputs = x->inputs, column = task.group * HALF;
+    const int8_t *packed = w->packed + column * inputs;
     Passes passes = passes_of(all, MOST_ROWS);
     /* 128 times the weights' sum comes off what raised rows come to. */
     __m512i left_off = _mm512_slli_epi32(_mm512_loadu_si512(w->sums + column), 7);
@@ -204,13 +207,6 @@ static void run_half(const Rows *x, const Weights *w, const int8_t *packed, Task
                             x->scales[row], w->scales + column + 16));
     }
 }
-
-static void run(const Rows *x, const Weights *w, Task task, const Target *to) {
-    const int8_t *packed = w->packed + task.group * GROUP * x->inputs;
-    long column = task.group * GROUP;
-    run_half(x, w, packed, task, column, to);
-    run_half(x, w, packed + HALF * x->inputs, task, column + HALF, to);
-}
 #endif
 
 typedef struct {
@@ -223,7 +219,7 @@ typedef struct {
 static void task(const void *job, long number, int thread) {
     const Product *p = job;
     (void)thread;
-    run(&p->x, &p->w, task_at(number, p->rows, p->groups), &p->to);
+    run(&p->x, &p->w, task_at(number, p->rows, p->groups * TASKS_OF_GROUP), &p->to);
 }
 
 /* high, low [rows, inputs] and row_scales [rows] by packed weights -> out, as `mode` says. inputs: multiple of 64. */
@@ -231,5 +227,5 @@ EXPORT void linear_int8(const int8_t *high, const int8_t *low, const float *row_
                         const float *scales, const int32_t *sums, const float *bias, void *out, long rows, long inputs,
                         long groups, long width, long stride, int mode, int threads) {
     Product product = {{high, low, row_scales, inputs}, {packed, scales, sums}, rows, groups, {out, bias, width, stride, mode}};
-    run_tasks(task, &product, task_count(rows, groups), threads);
+    run_tasks(task, &product, task_count(rows, groups * TASKS_OF_GROUP), threads);
 }
