@@ -89,20 +89,24 @@ def test_scores_far_apart_do_not_overflow(tiles: bool) -> None:
     assert largest_error(attend(NativeBackend(library(tiles)), batch), float64_loop(batch)) < 3e-2
 
 
-def bits_of_pieces(tiles: bool, pieces: list[int], context: int, windows: tuple[int, ...]) -> torch.Tensor:
+USUAL = Shape(page_size=16, group=3, dim=64)
+
+
+def bits_of_pieces(
+    tiles: bool, pieces: list[int], context: int, windows: tuple[int, ...], shape: Shape = USUAL
+) -> torch.Tensor:
     """What the rows of one prompt come to, when it is computed in pieces of these lengths."""
-    shape = Shape(page_size=16, group=3, dim=64)
     whole = build([(context, context)], shape, page_seed=5, dtype=torch.bfloat16)
     meta, got, first = whole.metadata, [], 0
     for rows in pieces:
         length = first + rows
-        pages = -(-length // 16)
+        pages = -(-length // shape.page_size)
         piece = dataclasses.replace(
             meta,
             qo_indptr=np.array([0, rows], dtype=np.int32),
             kv_indptr=np.array([0, pages], dtype=np.int32),
             kv_indices=meta.kv_indices[:pages],
-            last_page_len=np.array([length - 16 * (pages - 1)], dtype=np.int32),
+            last_page_len=np.array([length - shape.page_size * (pages - 1)], dtype=np.int32),
             out_slots=meta.out_slots[first:length],
             positions=meta.positions[first:length],
         )
@@ -119,6 +123,23 @@ def test_a_prompt_has_the_same_bits_whole_in_pieces_and_as_decode_rows(tiles: bo
     whole = bits_of_pieces(tiles, [600], 600, windows)
     for pieces in ([1] * 600, [16, 584], [64, 64, 472], [2, 598], [255, 1, 1, 343], [100, 3, 7, 490]):
         assert torch.equal(bits_of_pieces(tiles, pieces, 600, windows), whole), pieces
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(page_size=5, kv_heads=1, group=9, dim=96),
+        Shape(page_size=1, kv_heads=3, group=4, dim=32),
+        Shape(page_size=32, kv_heads=2, group=1, dim=256),
+        Shape(page_size=16, kv_heads=1, group=17, dim=128),
+    ],
+    ids=str,
+)
+def test_so_it_has_with_heads_and_pages_of_other_sizes(tiles: bool, shape: Shape) -> None:
+    whole = bits_of_pieces(tiles, [140], 140, (), shape)
+    for pieces in ([1] * 140, [64, 76], [3, 1, 1, 100, 35]):
+        assert torch.equal(bits_of_pieces(tiles, pieces, 140, (), shape), whole), pieces
 
 
 @BOTH
