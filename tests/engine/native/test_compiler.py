@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -269,3 +270,21 @@ def test_a_library_that_another_process_removes_after_it_was_found_is_made_anew(
         Library(found.wait())
     found.discard()
     assert Library(Build().wait())
+
+
+@pytest.mark.parametrize("processor", ["sapphirerapids", "cooperlake"], ids=["matrix units", "none"])
+def test_the_sources_are_free_of_warnings_for_processors_that_are_not_here(processor: str, tmp_path: Path) -> None:
+    """Whoever changes them on one kind of processor cannot run the other half."""
+    named = compiler._compiler()
+    assert named is not None
+    flags = [flag for flag in compiler._FLAGS if flag != "-march=native"]
+    to_compile = [*named, *flags, f"-march={processor}", "-Wall", "-Wextra", "-Werror", "-o", str(tmp_path / "made.so")]
+
+    def compile_(*sources: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*to_compile, *map(str, sources)], capture_output=True, text=True, check=False)
+
+    (tmp_path / "empty.c").write_text("extern int nothing;\n")
+    if compile_(tmp_path / "empty.c").returncode:
+        pytest.skip(f"this compiler knows no {processor}")
+    done = compile_(*sorted(compiler._SOURCES.glob("*.c")))
+    assert (done.returncode, done.stderr) == (0, "")
