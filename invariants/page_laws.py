@@ -142,7 +142,7 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         old = _judge(books, event, move, tag, report)
     if cause == "claim":
         pool.remember_claim(pages)
-    elif books.in_commit and (state == EVICTABLE or source == EVICTABLE):
+    elif books.in_commit and EVICTABLE in (state, source):
         for page in pool.claimed_now(pages):
             report(
                 "INV-PAGE-03",

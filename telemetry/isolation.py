@@ -46,7 +46,7 @@ class IsolatedSink:
         except self._lets_through:
             raise
         except Exception as error:  # a broken listener must not end a step; it is counted instead
-            self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
+            self.fault(error, event)
 
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Hand several over. An event that raises is counted, and the next one follows."""
@@ -61,10 +61,17 @@ class IsolatedSink:
                 if length_hint(rest) == left:
                     next(rest)  # it was not even looked at
                 left = length_hint(rest)
-                event = events[len(events) - left - 1]
-                self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
+                self.fault(error, events[len(events) - left - 1])
             else:
                 return
+
+    def hear(self, events: int) -> None:
+        """So many events are handed to the listener by somebody who knows it better; see `fault`."""
+        self._seen += events
+
+    def fault(self, error: Exception, event: AnyEvent) -> None:
+        """The listener raised `error` there, while it took `event`."""
+        self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
 
     def _emit_each(self, events: Iterator[AnyEvent]) -> None:
         emit = self._sink.emit

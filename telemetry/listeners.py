@@ -30,6 +30,7 @@ from telemetry.metrics import MetricsSink
 from telemetry.read_model import ReadModel
 from telemetry.settings import ServeCommand
 from telemetry.shared_sink import SharedSink
+from telemetry.shared_timeline import SharedTimeline
 from telemetry.spans.config import build_span_sink, keep_rule
 from telemetry.spans.sink import SpanSink
 
@@ -82,19 +83,21 @@ class Listeners:
             audited=lambda: checker.audited,
         )
         # Metrics come first, spans last: see `SharedSink`.
-        shared: list[tuple[str, EventSink]] = [("metrics", self.metrics), ("read_model", self.read_model)]
+        shared: list[tuple[str, EventSink]] = [("metrics", self.metrics)]
         self._request_log = RequestLog(expects_responses=True) if command.log_requests else None
-        if self._request_log is not None:
-            shared[1] = ("read_model", FanOut((self.read_model, self._request_log)))
+        logs = () if self._request_log is None else (self._request_log,)
         self._traces = None
         self._span_sink: SpanSink | None = None
         traces = build_span_sink(command.traces, expects_responses=True, version=version)
+        if self.checking.is_beside:
+            shared.append(("checker", checker))
+        together = None
         if traces is not None:
             self._span_sink, self._traces = traces
-            shared.append(("spans", self._span_sink))
+            together = SharedTimeline(self.read_model, self._span_sink, expects_responses=True, others=logs)
             self.checking.listeners.append(self._span_sink.note_violation)
-        if self.checking.is_beside:
-            shared.insert(1, ("checker", checker))
+        else:
+            shared.append(("read_model", FanOut((self.read_model, *logs)) if logs else self.read_model))
         disks = [] if journal is None else [BufferedSink(journal, "journal", batch=JOURNAL_BATCH)]
         if command.parquet is not None:
             from telemetry.export.parquet_sink import ParquetSink, parquet_folder
@@ -103,7 +106,7 @@ class Listeners:
             disks.append(BufferedSink(tables, "parquet"))
         #: Started by whoever owns the process.
         self.collector = QuietCollector(self._is_busy)
-        self._shared = SharedSink(shared)
+        self._shared = SharedSink(shared, together=together)
         self.metrics.catch_up = lambda: self._shared.catch_up(CATCH_UP_S)
         checker.lost = lambda: self._shared.dropped
         # Files first: a collector that does not answer takes seconds, in which a second signal may end the process.

@@ -110,14 +110,12 @@ class MetricsSink(RequestMetrics):
         self._waiting_tokens_cell = at["waiting_tokens", ""]
         # And of those that every request writes.
         self._reason_cells = {value: cell for (name, value), cell in at.items() if name == "admissions_total"}
-        self._computed_cell = at["selected_tokens_total", "computed"]
-        self._cached_cell = at["selected_tokens_total", "cached"]
+        self._computed_cell, self._cached_cell = (at["selected_tokens_total", kind] for kind in ("computed", "cached"))
         self._chunk_cell = at["chunk_tokens", ""]
         self._position_cells = {reason: at["chunk_forward_seconds", value] for reason, value in POSITION_OF.items()}
         self._passed_cell = at["times_passed_over_max", ""]
         self._end_cells = {value: cell for (name, value), cell in at.items() if name == "pass_ends_total"}
-        self._left_out_cell = at["not_considered_total", ""]
-        self._idle_cell = at["idle_seconds_total", ""]
+        self._left_out_cell, self._idle_cell = at["not_considered_total", ""], at["idle_seconds_total", ""]
         self._outside_cells = at["step_phase_seconds_total", "idle"], at["step_phase_seconds_total", "publish"]
         self._handlers: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._started,

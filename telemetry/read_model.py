@@ -24,7 +24,6 @@ from engine.events import (
     PagesMoved,
     RequestArrived,
     RequestTransitioned,
-    ResponseSent,
     StepCompleted,
     StepPlanned,
 )
@@ -49,6 +48,7 @@ from telemetry.observe import (
 )
 from telemetry.observe_kv import PageFact, PoolAnswer, TreeAnswer
 from telemetry.page_book import PageBook
+from telemetry.phases import Handler, Phases, handlers_of
 from telemetry.pool_ring import PoolRing
 from telemetry.queue_watch import QueueWatch
 from telemetry.request_timeline import RequestTimeline
@@ -152,23 +152,42 @@ class ReadModel:
         self.finish_counts: Counter[FinishReason] = Counter()
         self._pass: SeenPass | None = None
         self._at_ns = 0
-        self._handlers: dict[type, Callable[[Any], None]] = {}
+        self._handlers: dict[type, tuple[Handler, ...]] = {}
         self._look_up_handlers()
 
     def _look_up_handlers(self) -> None:
         """What takes an event of a type. In the same table as before: `feed` may be at work with it."""
         self._handlers.clear()
-        self._handlers |= {
+        self._handlers |= handlers_of(self.tracker, self.phases())
+
+    def phases(self) -> Phases:
+        """What this does around its timeline. A new engine has new pages: ask again after an EngineStarted."""
+        after: dict[type, Handler] = {
             EngineStarted: self._started,
             RequestArrived: self._arrived,
-            RequestTransitioned: self._transitioned,
+            RequestTransitioned: self.pages.transitioned,
             AdmissionDecided: self._decided,
             StepPlanned: self._planned,
             StepCompleted: self._completed,
-            ResponseSent: self.tracker.responded,
             PagesMoved: self.pages.moved,
             LockChanged: self.pages.lock_changed,
         }
+        return Phases({StepCompleted: self._applied}, after)
+
+    def share(self, tracker: TimelineTracker) -> threading.Lock:
+        """From now on somebody else feeds `tracker`, this and others: between `note` and what `phases` says.
+
+        Returns what to hold meanwhile. Before the first event.
+        """
+        self.tracker = tracker
+        self._look_up_handlers()
+        return self._lock
+
+    def note(self, event: AnyEvent) -> None:
+        """`event` comes next."""
+        self.last, self._at_ns = event, event.t_ns
+        if event.step > self.step:  # noqa: PLR1730 - `max` is a call for each event
+            self.step = event.step
 
     def __getstate__(self) -> dict[str, Any]:
         """What a kept state holds: all but what only says where to look."""
@@ -188,19 +207,11 @@ class ReadModel:
         handlers = self._handlers
         with self._lock:
             for event in events:
-                self.last, self._at_ns = event, event.t_ns
-                if event.step > self.step:  # noqa: PLR1730 - `max` is a call for each event
-                    self.step = event.step
-                handle = handlers.get(type(event))
-                if handle is not None:
+                self.note(event)
+                for handle in handlers.get(type(event), ()):
                     handle(event)
 
-    def _transitioned(self, event: RequestTransitioned) -> None:
-        self.tracker.transitioned(event)
-        self.pages.transitioned(event)
-
     def _arrived(self, event: RequestArrived) -> None:
-        self.tracker.arrived(event)
         self.totals["received"] += 1
         self.ring.at(event.t_ns).waiting = len(self.tracker.queue.waiting)
 
@@ -213,7 +224,6 @@ class ReadModel:
         self._look_up_handlers()
 
     def _planned(self, event: StepPlanned) -> None:
-        self.tracker.planned(event)
         seen, self._pass = self._pass or SeenPass(self.tracker.queue), None
         self.steps.append(StepRow(event, seen))
         if event.retractions or event.preempted:
@@ -226,7 +236,6 @@ class ReadModel:
             slot.prefill += row.extend_len
 
     def _decided(self, event: AdmissionDecided) -> None:
-        self.tracker.decided(event)
         # All decisions of a pass come before anybody leaves the queue because of it.
         if self._pass is None:
             self._pass = SeenPass(self.tracker.queue)
@@ -235,6 +244,7 @@ class ReadModel:
 
     def _applied(self, event: StepCompleted) -> None:
         """The step's plan has its end; the book hears of it before the step's tokens are told."""
+        self._at_ns = event.times.applied_ns or event.t_ns
         for row in reversed(self.steps):
             if row.planned.step == event.step:
                 row.completed = msgspec.structs.replace(event, rows=())
@@ -242,9 +252,6 @@ class ReadModel:
                 break
 
     def _completed(self, event: StepCompleted) -> None:
-        self._at_ns = event.times.applied_ns or event.t_ns
-        self._applied(event)
-        self.tracker.completed(event)
         tokens = 0 if event.failed else len(event.rows)
         self.totals["steps"] += 1
         self.totals["generation_tokens"] += tokens

@@ -14,20 +14,24 @@ import msgspec
 from engine.events import AnyEvent, EventSink
 from telemetry.buffered import CAPACITY, PERIOD_S, BufferedSink, SinkStats
 from telemetry.isolation import IsolatedSink
+from telemetry.shared_timeline import SharedTimeline
 
 
 class _Several:
     """Hands events on to each, in order; never raises."""
 
-    def __init__(self, sinks: Sequence[IsolatedSink]) -> None:
-        self.sinks = tuple(sinks)
+    def __init__(self, takers: Sequence[IsolatedSink | SharedTimeline]) -> None:
+        self._takers = tuple(takers)
+        self.sinks = tuple(
+            sink for taker in takers for sink in (taker.sinks if isinstance(taker, SharedTimeline) else (taker,))
+        )
 
     def emit(self, event: AnyEvent) -> None:
         self.take((event,))
 
     def take(self, events: Sequence[AnyEvent]) -> None:
-        for sink in self.sinks:
-            sink.take(events)
+        for taker in self._takers:
+            taker.take(events)
 
     def flush(self) -> None:
         for sink in self.sinks:
@@ -41,14 +45,24 @@ class _Several:
 class SharedSink:
     """Feeds `listeners`, (component, sink) in order, from one worker thread. `emit` is for the engine thread.
 
+    together  after them, two that share a timeline
+
     The last one is closed last: a collector that hangs holds up nobody else.
     """
 
     def __init__(
-        self, listeners: Sequence[tuple[str, EventSink]], *, capacity: int = CAPACITY, period_s: float = PERIOD_S
+        self,
+        listeners: Sequence[tuple[str, EventSink]],
+        *,
+        together: SharedTimeline | None = None,
+        capacity: int = CAPACITY,
+        period_s: float = PERIOD_S,
     ) -> None:
-        self._several = _Several([IsolatedSink(sink, component) for component, sink in listeners])
-        name = listeners[0][0] if len(listeners) == 1 else "listeners"
+        takers: list[IsolatedSink | SharedTimeline] = [IsolatedSink(sink, component) for component, sink in listeners]
+        if together is not None:
+            takers.append(together)
+        self._several = _Several(takers)
+        name = listeners[0][0] if len(takers) == 1 else "listeners"
         self._queue = BufferedSink(self._several, name, capacity=capacity, period_s=period_s)
         #: All of these: see `BufferedSink`.
         self.emit = self._queue.emit

@@ -98,8 +98,7 @@ class TimelineTracker:
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event."""
-        handle = _HANDLERS.get(type(event))
-        if handle is not None:
+        if (handle := HANDLERS.get(type(event))) is not None:
             handle(self, event)
 
     @property
@@ -319,11 +318,12 @@ class TimelineTracker:
             self._trim()
 
     def _close_run(self, request: RequestTimeline, index: int) -> None:
-        """`request` got no token at `index`: its run of tokens in consecutive steps ended before."""
-        if request.run_from is not None and request.run_from < index:
-            request.runs.append((request.run_from, index))
+        """`request` got no token at `index`: its run of tokens ended before, and may have been looked at since."""
+        if request.run_from is not None:
+            if request.run_from < index:
+                request.runs.append((request.run_from, index))
             request.last_token_ns = self._times[index - 1 - self._base]
-        request.run_from = None
+            request.run_from = None
 
     def _trim(self) -> None:
         """Forget shared token times after handing them to whom they belong; amortised O(1) per token."""
@@ -389,7 +389,7 @@ class TimelineTracker:
             self._first_byte(request, event.first_byte_ns)
 
 
-_HANDLERS: Final[dict[type, Callable[[TimelineTracker, Any], None]]] = {
+HANDLERS: Final[dict[type, Callable[[TimelineTracker, Any], None]]] = {
     AdmissionDecided: TimelineTracker.decided,
     StepPlanned: TimelineTracker.planned,
     StepCompleted: TimelineTracker.completed,

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Final, Protocol
 
 from engine.config import EngineConfig
 from engine.events import (
-    AdmissionDecided,
     AnyEvent,
     EngineStarted,
     PagesMoved,
@@ -26,6 +25,7 @@ from engine.events import (
 from engine.request import Cause, RequestState
 from engine.scheduler.plan import StepKind
 from invariants.span_laws import SpanReading
+from telemetry.phases import Handler, Phases, handlers_of
 from telemetry.request_timeline import RequestTimeline
 from telemetry.spans.draft import SpanDraft, request_span_id, request_trace_id
 from telemetry.spans.keep import KeepRule, TokenBucket
@@ -110,6 +110,7 @@ class SpanSink:
         self._rate = max_traces_per_s
         self._notes: deque[ViolationNote] = deque(maxlen=_NOTES_KEPT)
         self._closed = False
+        self._shared: TimelineTracker | None = None
         #: Made when one was wanted, for whoever asked.
         self._reading: SpanReading | None = None
         self._begin("", "", None)
@@ -124,7 +125,9 @@ class SpanSink:
             gap_ns=self._gap_ns,
             with_held=self._with_held,
         )
-        self._timeline = TimelineTracker(self, expects_responses=self._expects_responses, keep_detail=True)
+        self._timeline = self._shared or TimelineTracker(
+            self, expects_responses=self._expects_responses, keep_detail=True
+        )
         self._ledger = SpanLedger()
         self._facts: dict[str, TraceFacts] = {}
         self._ended: OrderedDict[str, RequestTimeline] = OrderedDict()
@@ -136,17 +139,25 @@ class SpanSink:
         self._kept_steps: OrderedDict[int, None] = OrderedDict()
         self._buckets = (TokenBucket(self._rate), TokenBucket(self._rate))
         self._broken: dict[int, list[tuple[str, str, str]]] = {}
-        self._now_ns = 0
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self.now_ns = 0
+        self._handlers = handlers_of(self._timeline, self.phases())
+
+    def phases(self) -> Phases:
+        """What this does around its timeline: an end builds the trace at once, so facts come first."""
+        before: dict[type, Handler] = {
             EngineStarted: self._started,
             RequestArrived: self._arrived,
             RequestTransitioned: self._transitioned,
-            AdmissionDecided: self._timeline.decided,
             StepPlanned: self._planned,
-            StepCompleted: self._completed,
             PagesMoved: self._moved,
-            ResponseSent: self._responded,
         }
+        return Phases(before, {StepCompleted: self._completed, ResponseSent: self._responded})
+
+    def share(self, tracker: TimelineTracker) -> None:
+        """From now on somebody else feeds `tracker`, this and others: with `now_ns` set before what `phases` says, and
+        `note` called after it. Before the first event."""
+        self._shared = self._timeline = tracker
+        self._handlers = handlers_of(tracker, self.phases())
 
     def note_violation(self, violation: ViolationNote) -> None:
         """A law broke. May be called from the thread that judges: it only appends."""
@@ -161,17 +172,20 @@ class SpanSink:
     def feed(self, events: Iterator[AnyEvent]) -> None:
         """Take several. Raises what one of them raises; those after it are still in `events`."""
         for event in events:
-            self._now_ns = event.t_ns
-            handle = self._handlers.get(type(event))
-            if handle is not None:
+            self.now_ns = event.t_ns
+            for handle in self._handlers.get(type(event), ()):
                 handle(event)
-            ledger = self._ledger
-            if event.seq == ledger.next_seq:
-                ledger.next_seq += 1
-            else:
-                ledger.hear(event.seq)
-            if ledger.wanted and not self._timeline.is_closing:
-                self._reading = self.reading()
+            self.note(event)
+
+    def note(self, event: AnyEvent) -> None:
+        """`event` was taken."""
+        ledger = self._ledger
+        if event.seq == ledger.next_seq:
+            ledger.next_seq += 1
+        else:
+            ledger.hear(event.seq)
+        if ledger.wanted and not self._timeline.is_closing:
+            self._reading = self.reading()
 
     def flush(self) -> None:
         """No event waits: whoever wants a reading need not wait for the next one."""
@@ -209,15 +223,11 @@ class SpanSink:
         if previous is not None:
             self._finish(previous)
         self._facts[event.rid] = facts
-        self._timeline.arrived(event)
 
     def _transitioned(self, event: RequestTransitioned) -> None:
         facts = self._facts.get(event.rid)
-        if facts is not None:
-            self._follow(facts, event)
-        self._timeline.transitioned(event)
-
-    def _follow(self, facts: TraceFacts, event: RequestTransitioned) -> None:
+        if facts is None:
+            return
         if event.source is RequestState.WAITING:
             facts.leave(event.t_ns)
         elif event.target is RequestState.WAITING and event.source is not None:
@@ -233,7 +243,7 @@ class SpanSink:
 
     def _planned(self, event: StepPlanned) -> None:
         claims, self._claims = self._claims, []
-        claimed = _pages_by_row(claims if event.prefills else [])
+        claimed = _pages_by_row(claims) if event.prefills else {}
         for row in event.prefills:
             facts = self._facts.get(row.rid)
             if facts is not None:
@@ -244,15 +254,12 @@ class SpanSink:
                 facts.stays[-1].tokens_lost = victim.lost_tokens
         if event.kind is not StepKind.IDLE:
             self._plans[event.step] = event
-        self._timeline.planned(event)
 
     def _responded(self, event: ResponseSent) -> None:
-        self._timeline.responded(event)
         if event.rid in self._ended:
             self._finish(self._ended.pop(event.rid))
 
     def _completed(self, event: StepCompleted) -> None:
-        self._timeline.completed(event)
         plan = self._plans.pop(event.step, None)
         if plan is None:
             return
@@ -288,7 +295,7 @@ class SpanSink:
             self._broken.setdefault(note.step, []).append((note.id, note.expected, note.found))
             facts = self._facts.get(note.rid) if note.rid is not None else None
             if facts is not None:
-                facts.violations.append((self._now_ns, note.id, note.expected, note.found))
+                facts.violations.append((self.now_ns, note.id, note.expected, note.found))
         while len(self._broken) > _NOTES_KEPT:
             del self._broken[next(iter(self._broken))]
 
@@ -329,7 +336,7 @@ class SpanSink:
             self._ledger.decide(NOT_CHOSEN)
             return
         spans = self._tree.build(request, facts, kept_because=why, kept_steps=self._kept_steps)
-        if self._buckets[0].take(self._now_ns):
+        if self._buckets[0].take(self.now_ns):
             self._ledger.keep(request.rid, request.enqueued_ns, spans)
             self._output.send(spans)
         else:

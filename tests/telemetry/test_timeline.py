@@ -318,6 +318,22 @@ def test_token_times_survive_being_handed_over_in_a_long_run() -> None:
     assert listener.gaps == {MS: 498}
 
 
+def test_whoever_looks_at_the_tokens_changes_no_gap() -> None:
+    looked_at, left_alone = Listener(), Listener()
+    run = TimedRun(engine_config(chunked_prefill_size=16, enable_mixed_chunk=False), looked_at, left_alone)
+    run.add("a", 8, 30, ignore_eos=True)
+    for at in range(6):
+        for _ in range(3):
+            run.timed_step()
+            for request in looked_at.tracker.live.values():
+                looked_at.tracker.settle_tokens(request)
+        run.add(f"b{at}", 8, 2, ignore_eos=True)  # whose prompt is a step without a token for the others
+    run.finish_all()
+    assert looked_at.gaps == left_alone.gaps
+    assert looked_at.finished["a"].gaps_ns() == left_alone.finished["a"].gaps_ns()
+    assert looked_at.gaps[2 * MS] >= 6
+
+
 def _touched_in_five_passes(waiting: int) -> int:
     listener = Listener()
     run = TimedRun(engine_config(num_pages=20, page_size=4, max_running_requests=4), listener)

@@ -1,0 +1,108 @@
+"""SharedTimeline. Owns: one timeline for the read model and for spans, and the wall between the two.
+
+Both follow every request in full, by the same code from the same events: a second timeline is a third of what either
+costs. A fault of the timeline itself was a fault of both before, at the same event, and is counted for both. A fault of
+one of them stays its own: it is counted under its name, and neither the timeline nor the other hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.events import AnyEvent, EngineStarted, EventSink
+from telemetry.isolation import IsolatedSink
+from telemetry.phases import Handler, calls_of
+from telemetry.read_model import ReadModel
+from telemetry.request_timeline import RequestTimeline
+from telemetry.spans.sink import SpanSink
+from telemetry.timeline import TimelineTracker
+
+
+class SharedTimeline:
+    """Feeds a read model and a span sink, neither of which has heard an event yet.
+
+    others  hear each event after the read model, under its name
+    sinks   both, for their counters, `flush` and `close`
+    """
+
+    def __init__(
+        self, model: ReadModel, spans: SpanSink, *, expects_responses: bool, others: Sequence[EventSink] = ()
+    ) -> None:
+        self.sinks = (IsolatedSink(model, "read_model"), IsolatedSink(spans, "spans"))
+        self._model, self._spans, self._others = model, spans, tuple(others)
+        self._event: AnyEvent | None = None
+        announced = _Announced(model, spans, self._fault)
+        self._tracker = TimelineTracker(announced, expects_responses=expects_responses, keep_detail=True)
+        self._lock = model.share(self._tracker)
+        spans.share(self._tracker)
+        self._calls: dict[type, tuple[tuple[int, Handler], ...]] = {}
+        self._look_up()
+
+    def _look_up(self) -> None:
+        self._calls = calls_of(self._tracker, (self._model.phases(), self._spans.phases()))
+
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        """Hand several over. Never raises."""
+        for sink in self.sinks:
+            sink.hear(len(events))
+        model, spans, others = self._model, self._spans, self._others
+        with self._lock:
+            for event in events:
+                self._event = event
+                model.note(event)
+                spans.now_ns = event.t_ns
+                for place, handle in self._calls.get(type(event), ()):
+                    try:
+                        handle(event)
+                    except Exception as error:  # whatever a listener raises must not end the thread; it is counted
+                        self._fault(place, error)
+                try:
+                    spans.note(event)
+                except Exception as error:  # the same
+                    self._fault(1, error)
+                if type(event) is EngineStarted:
+                    self._look_up()
+                for other in others:
+                    try:
+                        other.emit(event)
+                    except Exception as error:  # the same
+                        self._fault(0, error)
+
+    def _fault(self, place: int, error: Exception) -> None:
+        """One of them failed, or, below 0, the timeline of both."""
+        assert self._event is not None, "nothing is called between two events"
+        for sink in self.sinks if place < 0 else (self.sinks[place],):
+            sink.fault(error, self._event)
+
+
+class _Announced:
+    """Passes on what the timeline announces, to each behind its own wall. Spans are told of ends alone."""
+
+    def __init__(self, model: ReadModel, spans: SpanSink, fault: Callable[[int, Exception], None]) -> None:
+        self._model, self._spans, self._fault = model, spans, fault
+
+    def on_admitted(self, request: RequestTimeline) -> None:
+        self._tell(0, self._model.on_admitted, request)
+
+    def on_first_token(self, request: RequestTimeline) -> None:
+        self._tell(0, self._model.on_first_token, request)
+
+    def on_ttft(self, request: RequestTimeline) -> None:
+        self._tell(0, self._model.on_ttft, request)
+
+    def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
+        try:
+            self._model.on_gaps(gap_ns, count, queued=queued)
+        except Exception as error:  # as in `take`
+            self._fault(0, error)
+
+    def on_finished(self, request: RequestTimeline) -> None:
+        self._tell(0, self._model.on_finished, request)
+        self._tell(1, self._spans.on_finished, request)
+
+    def _tell(self, place: int, listener: Callable[[Any], None], request: RequestTimeline) -> None:
+        try:
+            listener(request)
+        except Exception as error:  # as in `take`
+            self._fault(place, error)
