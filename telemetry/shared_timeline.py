@@ -8,7 +8,7 @@ one of them stays its own: it is counted under its name, and neither the timelin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, get_args
 
 from engine.events import AnyEvent, EngineStarted, EventSink
 from telemetry.isolation import IsolatedSink
@@ -17,6 +17,8 @@ from telemetry.read_model import ReadModel
 from telemetry.request_timeline import RequestTimeline
 from telemetry.spans.sink import SpanSink
 from telemetry.timeline import TimelineTracker
+
+EVENTS: Final[tuple[type, ...]] = get_args(AnyEvent)
 
 
 class SharedTimeline:
@@ -41,33 +43,44 @@ class SharedTimeline:
 
     def _look_up(self) -> None:
         self._calls = calls_of(self._tracker, (self._model.phases(), self._spans.phases()))
+        self._calls[EngineStarted] += ((0, self._began),)
+        for other in self._others:
+            for kind in EVENTS:
+                self._calls[kind] = (*self._calls.get(kind, ()), (0, other.emit))
+
+    def _began(self, _event: EngineStarted) -> None:
+        """An engine began, for which both have put up new books."""
+        self._look_up()
 
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Hand several over. Never raises."""
+        if not events:
+            return
         for sink in self.sinks:
             sink.hear(len(events))
-        model, spans, others = self._model, self._spans, self._others
+        spans = self._spans
         with self._lock:
+            # While nobody asks for a reading, what comes after an event can wait for the last of them.
+            is_run = spans.is_run(events)
             for event in events:
                 self._event = event
-                model.note(event)
                 spans.now_ns = event.t_ns
                 for place, handle in self._calls.get(type(event), ()):
                     try:
                         handle(event)
                     except Exception as error:  # whatever a listener raises must not end the thread; it is counted
                         self._fault(place, error)
-                try:
-                    spans.note(event)
-                except Exception as error:  # the same
-                    self._fault(1, error)
-                if type(event) is EngineStarted:
-                    self._look_up()
-                for other in others:
-                    try:
-                        other.emit(event)
-                    except Exception as error:  # the same
-                        self._fault(0, error)
+                if not is_run:
+                    self._note(event)
+            if is_run:
+                spans.note_run(events)
+            self._model.note(events[-1])
+
+    def _note(self, event: AnyEvent) -> None:
+        try:
+            self._spans.note(event)
+        except Exception as error:  # as in `take`
+            self._fault(1, error)
 
     def _fault(self, place: int, error: Exception) -> None:
         """One of them failed, or, below 0, the timeline of both."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from engine.config import EngineConfig
@@ -186,6 +186,16 @@ class SpanSink:
             ledger.hear(event.seq)
         if ledger.wanted and not self._timeline.is_closing:
             self._reading = self.reading()
+
+    def is_run(self, events: Sequence[AnyEvent]) -> bool:
+        """Whether these follow what was heard, without a gap, and nobody asks for a reading: then `note_run` after the
+        last of them says as much as `note` after each."""
+        due = self._ledger.next_seq
+        return not self._ledger.wanted and events[0].seq == due and events[-1].seq == due + len(events) - 1
+
+    def note_run(self, events: Sequence[AnyEvent]) -> None:
+        """All of `events` were taken."""
+        self._ledger.next_seq = events[-1].seq + 1
 
     def flush(self) -> None:
         """No event waits: whoever wants a reading need not wait for the next one."""
