@@ -111,23 +111,25 @@ class InvariantChecker:
         """Check several, which costs less than one by one. Raises as `emit` does, before the event that follows."""
         time_ns = self._time_ns
         began = time_ns() if time_ns is not None else 0
-        remember = self._evidence.append
+        remember, handlers, now = self._evidence.append, self._handlers, self._last
         due, step, t_ns = self._due
         try:
             for event in events:
-                last, self._last = self._last, event
+                last, now = now, event
                 remember(event)
                 seq, last_step, last_ns = event.seq, step, t_ns
                 step, t_ns = event.step, event.t_ns
                 is_next, due = seq == due, seq + 1
                 try:
-                    handle = self._handlers.get(type(event))
+                    handle = handlers.get(type(event))
                     if handle is None or last is None:
                         self._on_first(event)
+                        handlers = self._handlers
                         continue
                     if not is_next or step < last_step or t_ns < last_ns:
                         if seq > last.seq + 1 and self.lost():
                             self._go_blind()
+                            handlers = self._handlers
                             continue
                         step_laws.on_order(last, event, self.report)
                     handle(event)
@@ -136,7 +138,7 @@ class InvariantChecker:
                 except Exception as error:  # a fault of the checker, or a stream it cannot follow: no server stops
                     self.excuse(error)
         finally:
-            self._due = due, step, t_ns
+            self._last, self._due = now, (due, step, t_ns)
             if time_ns is not None:
                 self.ns_by_tier[1] += time_ns() - began
 

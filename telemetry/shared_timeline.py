@@ -42,7 +42,8 @@ class SharedTimeline:
         self._look_up()
 
     def _look_up(self) -> None:
-        self._calls = calls_of(self._tracker, (self._model.phases(), self._spans.phases()))
+        self._calls.clear()
+        self._calls |= calls_of(self._tracker, (self._model.phases(), self._spans.phases()))
         self._calls[EngineStarted] += ((0, self._began),)
         for other in self._others:
             for kind in EVENTS:
@@ -61,11 +62,11 @@ class SharedTimeline:
         spans = self._spans
         with self._lock:
             # While nobody asks for a reading, what comes after an event can wait for the last of them.
-            is_run = spans.is_run(events)
+            is_run, calls = spans.is_run(events), self._calls.get
             for event in events:
                 self._event = event
                 spans.now_ns = event.t_ns
-                for place, handle in self._calls.get(type(event), ()):
+                for place, handle in calls(type(event), ()):
                     try:
                         handle(event)
                     except Exception as error:  # whatever a listener raises must not end the thread; it is counted
