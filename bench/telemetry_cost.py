@@ -4,7 +4,8 @@
 
 The events are those of a real scheduler that decodes with 32, then 256 requests, admissions and ends included. CPU
 time, best of five runs, so that a busy machine does not decide. `queue` is the engine thread's share; all others run on
-worker threads, under the same interpreter lock. There they find their data in no cache, and take twice as long
+worker threads, under the same interpreter lock. `together` is the read model and the spans with one timeline, as a
+served engine has them where traces are on. There they find their data in no cache, and take twice as long
 (`bench.overhead`, column `beside`).
 """
 
@@ -27,6 +28,7 @@ from telemetry.journal import JournalSink
 from telemetry.metering import MeteredFanOut
 from telemetry.metrics import MetricsSink
 from telemetry.read_model import ReadModel
+from telemetry.shared_timeline import SharedTimeline
 from telemetry.spans.draft import SpanDraft
 from telemetry.spans.sink import SpanSink
 from tests.builders import CoreRun, engine_config
@@ -81,6 +83,17 @@ def best(work: Callable[[], object], runs: int = RUNS) -> float:
     return quickest
 
 
+class Together:
+    """The read model and the spans, with one timeline."""
+
+    def __init__(self) -> None:
+        model = ReadModel(clock=VirtualClock())
+        self.take = SharedTimeline(model, SpanSink(Nowhere(), expects_responses=False), expects_responses=False).take
+
+    def emit(self, event: AnyEvent) -> None:
+        self.take((event,))
+
+
 def feed(make: Callable[[], EventSink], events: Sequence[AnyEvent]) -> EventSink:
     """A fresh listener that has heard everything, the queues event by event, the others as a worker feeds them."""
     sink = make()
@@ -105,6 +118,7 @@ def main() -> None:
         "metrics": lambda: MetricsSink(clock=VirtualClock(), in_batches=True),
         "read_model": lambda: ReadModel(clock=VirtualClock()),
         "spans": lambda: SpanSink(Nowhere(), expects_responses=False),
+        "together": Together,
         "journal": lambda: JournalSink(Path(folder.name) / f"{next(names)}.jsonl"),
     }
     for rows in (32, 256):
