@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `serve` has it: torch reads it when it is imported
 
 import torch
 from torch.nn.functional import cross_entropy
