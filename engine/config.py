@@ -174,6 +174,9 @@ class ExecutorConfig(_Frozen):
     `cache.memory_mib`."""
     cuda_graph_rows: int = Field(0, ge=0, le=4096)
     """Largest batch of decode rows that is replayed as a CUDA graph, with `flashinfer`. 0: none."""
+    overlap: bool = False
+    """Plan and launch a step while the one before it is computed (docs/gpu.md). For `device=cuda`, and for
+    `kind=simulated` to try it; a CPU has nothing to win by it."""
     simulated_step_ms: float = Field(0.0, ge=0, le=3_600_000)
     """Sleep of a simulated step."""
 
@@ -195,6 +198,11 @@ class ExecutorConfig(_Frozen):
             )
         if self.kernels == "native":
             self._are_native()
+        if self.overlap and self.kind == "torch" and self.device == "cpu":
+            raise ValueError(
+                "executor.overlap=True contradicts executor.device=cpu: host and model share its processors, and "
+                "nothing is won; use executor.device=cuda, or executor.kind=simulated to try it"
+            )
         if self.device == "cpu":
             return self
         if self.attention_backend == "cpu":

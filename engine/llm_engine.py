@@ -1,4 +1,4 @@
-"""LLMEngine. Owns: one step at a time — prepare, plan, commit, execute, settle, apply — on whichever thread calls it.
+"""LLMEngine. Owns: the doors of an engine — add, abort, step, snapshot — and whether it lives. Steps: `stepping.py`.
 
 All calls must come from one thread. Nothing here blocks but the executor.
 """
@@ -11,15 +11,14 @@ from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, RefusalCause, RequestRefused
 from engine.events import SCHEMA_VERSION, EngineStarted, EventSink, ResponseSent
-from engine.executor.base import Executor, StepResult, TokenLogprobs
-from engine.executor.failure import report_failure
-from engine.executor.forward_batch import from_plan
+from engine.executor.base import Executor, OverlappingExecutor
 from engine.kvcache.snapshot import SchedulerSnapshot
+from engine.outputs import OutputDesk, TokenOutput
 from engine.request import Cause, FinishReason
 from engine.sampling_params import SamplingParams
-from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.scheduler import Arrival, Scheduler
 from engine.scheduler.turn_away import displaceable, overdue
+from engine.stepping import OverlappedSteps, SerialSteps, Steps
 from engine.token_store import Grammar, GrammarFactory, StopWatcherFactory, TokenStore
 
 
@@ -36,22 +35,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str = ""
     parent_span_id: str = ""
     trace_sampled: bool = False
-
-
-class TokenOutput(msgspec.Struct, frozen=True):
-    """One output token, or an end without a token (abort, error: token_id None).
-
-    cached_tokens  prompt tokens found in the cache at the request's first admission
-    """
-
-    rid: str
-    token_id: int | None
-    output_index: int
-    logprobs: TokenLogprobs | None = None
-    finish: FinishReason | None = None
-    detail: str = ""
-    cached_tokens: int = 0
-    prompt_tokens: int = 0
 
 
 class LLMEngine:
@@ -89,17 +72,12 @@ class LLMEngine:
         self.scheduler = Scheduler(
             config, num_pages=self.info.num_pages, sink=sink, chained_keys=self.tokens.chained_keys
         )
-        self._cached_tokens: dict[str, int] = {}
-        self._prompt_tokens: dict[str, int] = {}
+        self._desk = OutputDesk(self.tokens, self.scheduler.state.requests)
+        self._steps = self._made_steps(executor)
         #: Ends not handed out yet, by rid. Until a step has returned them the id is not free: whose end would it be?
         self._pending_ends: dict[str, TokenOutput] = {}
         self._dead: str | None = None
         self._condemned: Exception | None = None
-        self._was_idle = True
-        self.steps_done = 0
-        self.work_steps = 0  # steps that computed something: what tells progress from spinning
-        #: The last executor failure, for a debugger; events and the log do not hold its text.
-        self.last_failure: BaseException | None = None
         self._check_pool()
         self._publish_start(version, engine_id, wall_ns)
 
@@ -132,13 +110,13 @@ class LLMEngine:
             self.tokens.drop(request.rid)
             raise
         self.tokens.clamp(request.rid, entered.max_new_tokens)
-        self._prompt_tokens[request.rid] = entered.prompt_len
+        self._desk.open(request.rid, entered.prompt_len)
 
     def abort_request(self, rid: str, detail: str = "") -> bool:
         """End a request early; False when it is not live. Its one end comes out of a later `step`."""
         ended = self.scheduler.abort(rid, self._clock.now_ns(), detail=detail)
         if ended:
-            self._pending_ends[rid] = self._end(rid, FinishReason.ABORT, detail)
+            self._pending_ends[rid] = self._desk.end(rid, FinishReason.ABORT, detail)
         return ended is not False
 
     def overdue(self, limit_ns: int) -> list[str]:
@@ -153,7 +131,7 @@ class LLMEngine:
         """Refuse a waiting request after all, for a cause of TURNED_AWAY; False when it does not wait."""
         ended = self.scheduler.abort(rid, self._clock.now_ns(), cause=cause)
         if ended:
-            self._pending_ends[rid] = self._end(rid, FinishReason.REFUSED, cause.value)
+            self._pending_ends[rid] = self._desk.end(rid, FinishReason.REFUSED, cause.value)
         return ended is True
 
     def record_response(
@@ -175,7 +153,7 @@ class LLMEngine:
     @property
     def has_work(self) -> bool:
         """Whether a call of `step` would do, or return, anything."""
-        return bool(self._pending_ends or self._condemned) or self.scheduler.state.has_work or not self._was_idle
+        return bool(self._pending_ends or self._condemned) or self.scheduler.state.has_work or not self._steps.was_idle
 
     @property
     def num_waiting(self) -> int:
@@ -183,7 +161,22 @@ class LLMEngine:
 
     @property
     def num_running(self) -> int:
-        return len(self.scheduler.state.live_running) + (self.scheduler.state.continuation is not None)
+        state = self.scheduler.state
+        return len(state.live_running) + (state.continuation is not None) + len(state.leaving)
+
+    @property
+    def steps_done(self) -> int:
+        return self._steps.done
+
+    @property
+    def work_steps(self) -> int:
+        """Steps that compute something: what tells progress from spinning."""
+        return self._steps.with_work
+
+    @property
+    def last_failure(self) -> BaseException | None:
+        """The last executor failure, for a debugger; events and the log do not hold its text."""
+        return self._steps.last_failure
 
     @property
     def is_dead(self) -> bool:
@@ -210,9 +203,9 @@ class LLMEngine:
             raise self._condemned
         ends = tuple(self._pending_ends.items())
         outputs = [output for _, output in ends]
-        if self.scheduler.state.has_work or not self._was_idle:
+        if self.scheduler.state.has_work or not self._steps.was_idle:
             try:
-                outputs.extend(self._run_step())
+                outputs.extend(self._steps.run())
             except Exception as error:  # whatever broke, broke between writes: the state can no longer be trusted
                 self._dead = f"{type(error).__name__}: {error}"
                 raise
@@ -220,123 +213,21 @@ class LLMEngine:
             del self._pending_ends[rid]
         return outputs
 
-    def _run_step(self) -> list[TokenOutput]:
-        clock, scheduler = self._clock, self.scheduler
-        started = clock.now_ns()
-        scheduler.prepare(started)
-        plan = scheduler.plan(started)
-        planned = clock.now_ns()
-        plan = scheduler.commit(plan)
-        committed = clock.now_ns()
-        self._remember_hits(plan)
-        result, launched = self._execute(plan)
-        ready = clock.now_ns()
-        outputs, outcome = self._settle(
-            plan,
-            result,
-            StepTimes(
-                started_ns=started,
-                plan_from_ns=started,
-                planned_ns=planned,
-                committed_ns=committed,
-                launched_ns=launched,
-                ready_ns=ready,
-                applied_ns=0,
-            ),
-        )
-        scheduler.apply(plan, outcome)
-        for output in outputs:
-            if output.finish is not None:
-                self._forget(output.rid)
-        scheduler.complete(msgspec.structs.replace(outcome.times, applied_ns=clock.now_ns()))
-        self._was_idle = plan.kind is StepKind.IDLE and not scheduler.state.has_work
-        self.steps_done += 1
-        self.work_steps += plan.kind is not StepKind.IDLE
-        return outputs
-
-    def _execute(self, plan: StepPlan) -> tuple[StepResult | None, int]:
-        """Run the batch; None when the executor raised. Also the launch time."""
-        if plan.kind is StepKind.IDLE:
-            return StepResult(plan.step, ()), self._clock.now_ns()
-        batch = from_plan(
-            plan, tokens=self.tokens, leases=self.scheduler.kv.leases, page_size=self.config.cache.page_size
-        )
-        launched = self._clock.now_ns()
-        try:
-            return self._executor.execute(batch), launched
-        except Exception as error:  # whatever a model raises ends its step only
-            self.last_failure = error
-            report_failure(plan.step, error)
-            return None, launched
-
-    def _settle(
-        self, plan: StepPlan, result: StepResult | None, times: StepTimes
-    ) -> tuple[list[TokenOutput], StepOutcome]:
-        """Turn token values into an outcome for the scheduler, and outputs for clients."""
-        outputs = self._retraction_ends(plan)
-        if result is None:
-            rids = dict.fromkeys([*(row.rid for row in plan.prefills), *plan.decodes])
-            outputs.extend(self._end(rid, FinishReason.ERROR, "executor_failed") for rid in rids)
-            return outputs, StepOutcome(plan.step, (), times, failed=True)
-        rows = []
-        for token in result.tokens:
-            request = self.scheduler.state.requests[token.rid]
-            settled = self.tokens.settle(token.rid, token.token_id)
-            rows.append(settled.row)
-            finish, detail = settled.row.finish, settled.row.detail
-            if request.abort_requested:
-                finish, detail = FinishReason.ABORT, ""
-            outputs.append(
-                TokenOutput(
-                    rid=token.rid,
-                    token_id=token.token_id,
-                    output_index=settled.output_index,
-                    logprobs=token.logprobs,
-                    finish=finish,
-                    detail=detail,
-                    cached_tokens=self._cached_tokens.get(token.rid, 0),
-                    prompt_tokens=request.prompt_len,
-                )
-            )
-        for row in plan.prefills:
-            # A piece that is not the last brings no token, which else would carry the end of an abort in flight.
-            if not row.is_last and self.scheduler.state.requests[row.rid].abort_requested:
-                outputs.append(self._end(row.rid, FinishReason.ABORT, ""))
-        return outputs, StepOutcome(plan.step, tuple(rows), times)
-
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _retraction_ends(self, plan: StepPlan) -> list[TokenOutput]:
-        return [
-            self._end(victim.rid, FinishReason.LENGTH, "kv_pool_exhausted")
-            for victim in plan.retractions
-            if victim.aborted
-        ]
+    def _made_steps(self, executor: Executor) -> Steps:
+        """The way of making steps that is configured. Raises ConfigError when the executor cannot do it."""
 
-    def _remember_hits(self, plan: StepPlan) -> None:
-        """Cached prompt tokens count once, at the admission that counts (FR-27)."""
-        for decision in plan.decisions:
-            if decision.is_admitted and not decision.is_continuation and decision.rid not in self._cached_tokens:
-                self._cached_tokens[decision.rid] = min(decision.prefix_len, self._prompt_tokens[decision.rid])
+        def now_ns() -> int:
+            return self._clock.now_ns()
 
-    def _end(self, rid: str, reason: FinishReason, detail: str) -> TokenOutput:
-        output = TokenOutput(
-            rid=rid,
-            token_id=None,
-            output_index=self.tokens.output_index(rid),
-            finish=reason,
-            detail=detail,
-            cached_tokens=self._cached_tokens.get(rid, 0),
-            prompt_tokens=self._prompt_tokens.get(rid, 0),
-        )
-        if reason in (FinishReason.ABORT, FinishReason.REFUSED):
-            self._forget(rid)
-        return output
-
-    def _forget(self, rid: str) -> None:
-        self.tokens.drop(rid)
-        self._cached_tokens.pop(rid, None)
-        self._prompt_tokens.pop(rid, None)
+        if not self.config.executor.overlap:
+            return SerialSteps(self.scheduler, self.tokens, self._desk, executor, now_ns=now_ns)
+        if not isinstance(executor, OverlappingExecutor):
+            raise ConfigError(
+                f"executor.overlap=True: {self.info.model} is computed by an executor that cannot overlap"
+            )
+        return OverlappedSteps(self.scheduler, self.tokens, self._desk, executor, now_ns=now_ns)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -396,3 +287,6 @@ class LLMEngine:
                 engine_id,
             )
         )
+
+
+__all__ = ["EngineRequest", "LLMEngine", "TokenOutput"]

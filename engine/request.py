@@ -77,6 +77,9 @@ TRANSITIONS: Final[dict[tuple[RequestState, RequestState], frozenset[Cause]]] = 
 }
 
 
+#: With overlapped steps a request may be back in the queue when the token arrives that ends it.
+LATE_ENDS: Final = frozenset({Cause.STOP, Cause.LENGTH})
+
 #: Every cause that may end a request.
 END_CAUSES: Final = frozenset().union(
     *(causes for (_, target), causes in TRANSITIONS.items() if target is RequestState.FINISHED)
@@ -87,16 +90,19 @@ class Request:
     """One request of the scheduler.
 
     prompt_len, output_len  tokens; `seq_len` is their sum
-    computed_len            tokens whose K/V exists; 0 while WAITING
+    computed_len            tokens whose K/V exists or is being computed by a step in flight; 0 while WAITING
+    ahead_len, ahead_outputs  of both lengths: what steps in flight have yet to bring; 0 where steps do not overlap
     entered_ns      when it entered the queue, on the engine's clock
     entry_seq               place in arrival order; renewed by a retraction
     processed_at_entry      HRRN snapshot of the processed-token counter
     last_candidate_extend   tokens left to compute when it was last considered; 0 if it never was, or since a retraction
-    in_flight               steps sent to the executor and not yet applied (0 or 1 without overlap)
+    in_flight               steps sent to the executor and not yet applied (0 or 1 without overlap, else up to 2)
     """
 
     __slots__ = (
         "abort_requested",
+        "ahead_len",
+        "ahead_outputs",
         "computed_len",
         "entered_ns",
         "entry_seq",
@@ -145,6 +151,8 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.output_len = 0
         self.computed_len = 0
+        self.ahead_len = 0
+        self.ahead_outputs = 0
         self.matched_len = 0
         self.last_extend_end = 0
         self.last_candidate_extend = 0
@@ -163,11 +171,21 @@ class Request:
         return self.prompt_len + self.output_len
 
     @property
+    def applied_len(self) -> int:
+        """Tokens whose K/V exists because the step that computed it was applied."""
+        return self.computed_len - self.ahead_len
+
+    @property
     def is_finished(self) -> bool:
         return self.state is RequestState.FINISHED
 
-    def transition(self, target: RequestState, cause: Cause) -> None:
-        """Move to `target`; raises IllegalTransition when the table has no such edge for `cause`."""
+    def transition(self, target: RequestState, cause: Cause, *, is_late: bool = False) -> None:
+        """Move to `target`; raises IllegalTransition when the table has no such edge for `cause`.
+
+        is_late  by a token that was under way when the request went back to the queue: LATE_ENDS are legal too
+        """
         if cause not in TRANSITIONS.get((self.state, target), ()):
-            raise IllegalTransition(self.rid, self.state, target, cause)
+            late = is_late and (self.state, target) == (RequestState.WAITING, RequestState.FINISHED)
+            if not (late and cause in LATE_ENDS):
+                raise IllegalTransition(self.rid, self.state, target, cause)
         self.state = target

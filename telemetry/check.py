@@ -112,7 +112,7 @@ def _finish_pass(tape: Tape, driver: Driver) -> None:
     Its decisions are heard as they are confirmed, refusals that were folded among them.
     """
     entry = tape.peek()
-    if entry is None or isinstance(entry[1], LineUnion) or driver.scheduler.state.in_flight is not None:
+    if entry is None or isinstance(entry[1], LineUnion) or driver.scheduler.state.has_step_to_await:
         return
     now_ns = entry[1].t_ns
     try:

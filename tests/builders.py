@@ -25,6 +25,7 @@ def engine_config(
     num_pages: int = 64,
     page_size: int = 16,
     enable_radix: bool = True,
+    overlap: bool = False,
     **scheduler: object,
 ) -> EngineConfig:
     """A small configuration; keywords are those of SchedulerConfig."""
@@ -32,7 +33,7 @@ def engine_config(
         {
             "scheduler": {"schedule_policy": "fcfs", "max_running_requests": 32, **scheduler},
             "cache": {"page_size": page_size, "num_pages": num_pages, "enable_radix": enable_radix},
-            "executor": {"kind": "simulated"},
+            "executor": {"kind": "simulated", "overlap": overlap},
         }
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -63,6 +63,8 @@ class ForwardBatch:
     rids        [B] request ids in `metadata` order
     token_ids   [R] int64 input token of each row
     sampling    the rows that yield a token, in plan.sampling order
+    carried     (row, place) of decode rows whose input token the batch launched before brings, and the host does not
+                know yet: the token at `place` in the sampling of that batch. `token_ids` holds 0 there
     """
 
     step: int
@@ -70,6 +72,7 @@ class ForwardBatch:
     token_ids: NDArray[np.int64]
     metadata: PagedMetadata
     sampling: tuple[SamplingRow, ...]
+    carried: tuple[tuple[int, int], ...] = ()
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -109,3 +112,16 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class OverlappingExecutor(Executor, Protocol):
+    """An executor that can be handed a batch while it computes another. It does them in the order of their launches."""
+
+    def launch(self, batch: ForwardBatch) -> None:
+        """Start a batch behind those that were launched before. May raise; then nothing of it is started."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest batch that was launched and not collected. May raise; that step then fails whole."""
+        ...

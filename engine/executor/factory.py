@@ -29,7 +29,12 @@ def build_executor(config: EngineConfig) -> Executor:
     if config.executor.kind == "simulated":
         from engine.executor.simulated import SimulatedExecutor
 
-        return SimulatedExecutor(config)
+        simulated = SimulatedExecutor(config)
+        if config.executor.overlap:
+            from engine.executor.background import BackgroundExecutor
+
+            return BackgroundExecutor(simulated)
+        return simulated
     return build_torch_executor(config)
 
 

@@ -7,6 +7,8 @@ in the sampler and cannot emit a token.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -16,12 +18,27 @@ from engine.kvcache.kv_cache import KvLease
 from engine.scheduler.plan import StepPlan
 from engine.token_store import TokenStore
 
+#: In place of a token that is not known yet.
+_UNKNOWN: Final = np.zeros(1, dtype=np.int64)
+#: Nothing is under way: the step before was applied.
+_NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
-def from_plan(plan: StepPlan, *, tokens: TokenStore, leases: Mapping[str, KvLease], page_size: int) -> ForwardBatch:
-    """One batch for all rows of `plan`, which must have some and be committed (the leases cover its tokens)."""
+
+def from_plan(
+    plan: StepPlan,
+    *,
+    tokens: TokenStore,
+    leases: Mapping[str, KvLease],
+    page_size: int,
+    under_way: Mapping[str, int] = _NONE,
+) -> ForwardBatch:
+    """One batch for all rows of `plan`, which must have some and be committed (the leases cover its tokens).
+
+    under_way  request -> place of its token in the batch launched before, whose values the host does not know yet
+    """
     spans = [(row.rid, row.prefix_len, row.extend_end) for row in plan.prefills]
     for rid in plan.decodes:
-        length = tokens.length(rid)
+        length = tokens.length(rid) + (rid in under_way)
         spans.append((rid, length - 1, length))
     rids, firsts, lasts = zip(*spans, strict=True)
     starts, ends = np.array(firsts, dtype=np.int32), np.array(lasts, dtype=np.int32)
@@ -49,13 +66,33 @@ def from_plan(plan: StepPlan, *, tokens: TokenStore, leases: Mapping[str, KvLeas
         page_size=page_size,
     )
     last_rows = dict(zip(rids, (qo_indptr[1:] - 1).tolist(), strict=True))
+    if not under_way:
+        return ForwardBatch(
+            step=plan.step,
+            rids=rids,
+            token_ids=np.concatenate([tokens.slice(*span) for span in spans]),
+            metadata=metadata,
+            sampling=tuple(SamplingRow(rid, last_rows[rid], *tokens.row(rid)) for rid in plan.sampling),
+        )
+    late = under_way.keys() & set(plan.decodes)
     return ForwardBatch(
         step=plan.step,
         rids=rids,
-        token_ids=np.concatenate([tokens.slice(*span) for span in spans]),
+        token_ids=np.concatenate([_UNKNOWN if span[0] in late else tokens.slice(*span) for span in spans]),
         metadata=metadata,
-        sampling=tuple(SamplingRow(rid, last_rows[rid], *tokens.row(rid)) for rid in plan.sampling),
+        sampling=tuple(_sampling(rid, last_rows[rid], tokens, is_late=rid in late) for rid in plan.sampling),
+        carried=tuple((last_rows[rid], under_way[rid]) for rid in plan.decodes if rid in late),
     )
+
+
+def _sampling(rid: str, row: int, tokens: TokenStore, *, is_late: bool) -> SamplingRow:
+    """How to sample a row. `is_late`: the token before this one is not known yet."""
+    position, output_index, params, history, grammar = tokens.row(rid)
+    if not is_late:
+        return SamplingRow(rid, row, position, output_index, params, history, grammar)
+    hangs = history is not None or grammar is not None
+    assert not hangs, f"request {rid}: sampling hangs on a token that is not known yet"
+    return SamplingRow(rid, row, position + 1, output_index + 1, params)
 
 
 def _offsets(lengths: I32) -> I32:

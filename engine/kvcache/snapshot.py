@@ -114,7 +114,10 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 class SchedulerSnapshot(msgspec.Struct, frozen=True):
-    """Scheduler state between two steps. `order` is None when the order is not an indexed one."""
+    """Scheduler state between two steps. `order` is None when the order is not an indexed one.
+
+    leaving  overlap: requests whose last token is under way
+    """
 
     step: int
     waiting: tuple[WaitingView, ...]
@@ -125,3 +128,4 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True):
     new_token_ratio: float
     kv: KvSnapshot
     order: OrderSample | None = None
+    leaving: tuple[str, ...] = ()

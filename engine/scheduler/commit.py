@@ -15,6 +15,7 @@ from engine.kvcache.radix_cache import Node
 from engine.request import Cause, FinishReason, Request, RequestState
 from engine.scheduler.apply import finish
 from engine.scheduler.decision import Guard
+from engine.scheduler.flight import Flight
 from engine.scheduler.plan import PrefillRow, StepKind, StepPlan
 from engine.scheduler.publisher import Publisher
 from engine.scheduler.retraction import RETRACT_DECODE_STEPS, needed_pages
@@ -51,13 +52,14 @@ def commit_plan(state: SchedulerState, plan: StepPlan, publisher: Publisher) -> 
     state.ratio = plan.ratio_after
     state.sat_out_last = Guard.MIXED_SAT_OUT in plan.guards and plan.kind is StepKind.EXTEND
     state.delayed_passes = plan.delayed_passes
-    state.stuck = plan.kind is StepKind.IDLE and len(state.waiting) > 0
+    # Who leaves gives memory back without anybody's doing: that nothing was done then says nothing about the queue.
+    state.stuck = plan.kind is StepKind.IDLE and len(state.waiting) > 0 and not state.leaving
     for rid in plan.sampling:
         state.requests[rid].in_flight += 1
     for row in plan.prefills:
         if not row.is_last:
             state.requests[row.rid].in_flight += 1
-    state.in_flight = plan
+    state.flights.append(Flight(plan))
     _publish_planned(state, plan, publisher, claim_failed=missed)
     return plan
 
@@ -237,7 +239,7 @@ def requeue(
 ) -> None:
     """Put a request whose lease is released at the queue's tail, as a new entry."""
     source = request.state
-    request.computed_len = 0
+    request.computed_len = request.ahead_len = 0
     request.last_extend_end = 0
     request.last_candidate_extend = 0
     request.num_retractions += 1

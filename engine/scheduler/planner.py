@@ -108,7 +108,7 @@ def _without_prefill(state: SchedulerState, now_ns: int, facts: StepFacts) -> St
     running = state.running
     if not running:
         fields = _common(state, now_ns, StepKind.IDLE, facts)
-        nothing_left = not state.waiting and state.continuation is None
+        nothing_left = not state.waiting and state.continuation is None and not state.leaving
         ratio = state.config.initial_new_token_ratio if nothing_left else state.ratio
         return _plan(fields, ratio_after=ratio)
     fields = _common(state, now_ns, StepKind.DECODE, facts)
@@ -118,7 +118,10 @@ def _without_prefill(state: SchedulerState, now_ns: int, facts: StepFacts) -> St
         rids = tuple(request.rid for request in running)
         return _plan(fields, decodes=rids, sampling=rids, ratio_after=ratio)
     retraction = plan_retraction(
-        running, state.kv, guarded=state.config.guards, continuation_waits=state.continuation is not None
+        running,
+        state.kv,
+        guarded=state.config.guards,
+        continuation_waits=state.continuation is not None or bool(state.leaving),
     )
     rids = tuple(request.rid for request in retraction.staying)
     guards = facts.guards + (tuple(facts.adder.state.guards) if facts.adder is not None else ())

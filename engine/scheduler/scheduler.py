@@ -5,6 +5,8 @@ plan     pure
 commit   one writer
 apply    one writer: what the executor brought
 complete publishes the times
+
+With overlap, the outcome of a step is applied after the plan of the next one was committed: see `advance.py`.
 """
 
 from __future__ import annotations
@@ -20,17 +22,20 @@ from engine.kvcache.page_keys import PageKeys
 from engine.kvcache.snapshot import RequestView, SchedulerSnapshot, WaitingView
 from engine.request import TURNED_AWAY, Cause, FinishReason, Request, RequestState
 from engine.scheduler.accounting import ReferenceAccounting
+from engine.scheduler.advance import advance_plan
 from engine.scheduler.apply import apply_outcome, drop_ended, finish
 from engine.scheduler.commit import commit_plan
 from engine.scheduler.decision import Guard
 from engine.scheduler.delays import shape_of
 from engine.scheduler.entry_queue import EntryQueue
 from engine.scheduler.exact import ExactAccounting
+from engine.scheduler.flight import Flight
 from engine.scheduler.order_sample import sample_order
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.planner import plan_step
 from engine.scheduler.policies import OrderInputs
 from engine.scheduler.publisher import Publisher
+from engine.scheduler.retraction import needed_pages
 from engine.scheduler.state import SchedulerState
 
 
@@ -70,8 +75,14 @@ class Scheduler:
         accounting = (ExactAccounting if config.scheduler.kv_accounting == "exact" else ReferenceAccounting)(
             page_size=config.cache.page_size, clip_max_new_tokens=config.scheduler.clip_max_new_tokens
         )
-        self.state = SchedulerState(config.scheduler, self.kv, accounting, chained_keys=chained_keys)
-        self._applied: tuple[StepPlan, StepOutcome] | None = None
+        self.state = SchedulerState(
+            config.scheduler,
+            self.kv,
+            accounting,
+            chained_keys=chained_keys,
+            overlaps=config.executor.overlap,
+        )
+        self._applied: tuple[Flight, StepOutcome] | None = None
 
     # -- the doors -------------------------------------------------------------------------------------------------
 
@@ -137,7 +148,7 @@ class Scheduler:
         """
         request = self.state.requests.get(rid)
         refuses = cause in TURNED_AWAY
-        if request is None or (refuses and request.state is not RequestState.WAITING):
+        if request is None or (refuses and (request.state is not RequestState.WAITING or request.in_flight)):
             return False
         self.state.version += 1
         self.publisher.t_ns = now_ns
@@ -162,8 +173,8 @@ class Scheduler:
     def prepare(self, now_ns: int) -> None:
         """Rule book section 6, (2) and (3), then the order of section 5. Writes; must precede `plan`."""
         state = self.state
-        if state.in_flight is not None:
-            raise LawBroken(f"step {state.step} is not applied yet")
+        if state.has_step_to_await:
+            raise LawBroken(f"step {state.flights[0].plan.step} is not applied yet")
         state.step += 1
         state.version += 1
         state.evicted_in_step = 0
@@ -174,7 +185,7 @@ class Scheduler:
             assert request.lease is not None, f"continuation {request.rid} has no lease"
             self.kv.insert(
                 request.lease,
-                request.keys.first(request.computed_len // self.kv.page_size),
+                request.keys.first(request.applied_len // self.kv.page_size),
                 split_at=request.prompt_len // self.kv.page_size,
             )
         state.chunk_to_insert = False
@@ -195,6 +206,12 @@ class Scheduler:
             state.ordering = state.waiting.order(inputs)
             state.order_calls += len(state.waiting) > 0  # the reference counts calls with a queue only
 
+    def fits_ahead(self) -> bool:
+        """Whether all that run can grow by one token: then a step that is planned ahead pushes nobody back for want of
+        memory that the step in flight may be about to free."""
+        running = self.state.live_running
+        return needed_pages(running, self.kv.page_size) <= self.kv.free_pages + self.kv.evictable_pages
+
     def plan(self, now_ns: int) -> StepPlan:
         """What the next step does. Pure: reads state, writes nothing."""
         return plan_step(self.state, now_ns)
@@ -204,37 +221,45 @@ class Scheduler:
         plan = commit_plan(self.state, plan, self.publisher)
         if self.state.config.target_step_ms is not None:
             decodes = (self.state.requests[rid].computed_len + 1 for rid in plan.decodes)
-            self.state.step_shape = shape_of(((row.prefix_len, row.extend_len) for row in plan.prefills), decodes)
+            pieces = ((row.prefix_len, row.extend_len) for row in plan.prefills)
+            self.state.flights[-1].shape = shape_of(pieces, decodes)
+        if self.state.overlaps:
+            advance_plan(self.state, plan, self.publisher)
         return plan
 
     def apply(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Write the outcome of `plan`. Events carry `outcome.times.ready_ns`."""
-        self.publisher.t_ns = outcome.times.ready_ns
-        apply_outcome(self.state, outcome, self.publisher)
-        self._applied = (plan, outcome)
+        """Write the outcome of `plan`, the oldest in flight. Events carry its step, and `outcome.times.ready_ns`."""
+        publisher = self.publisher
+        publisher.t_ns = outcome.times.ready_ns
+        publisher.step = outcome.step
+        self._applied = (apply_outcome(self.state, plan, outcome, publisher), outcome)
 
     def complete(self, times: StepTimes) -> None:
         """Publish that the applied step is over, with its times."""
         if self._applied is None:
             raise LawBroken("complete without apply")
-        (plan, outcome), self._applied = self._applied, None
-        shape, self.state.step_shape = self.state.step_shape, None
-        if shape is not None and not outcome.failed:
-            self.state.history.add(shape, times.ready_ns - times.launched_ns)
+        (flight, outcome), self._applied = self._applied, None
+        state = self.state
+        if flight.shape is not None and not outcome.failed:
+            # A step that was launched behind another one waited for it.
+            began_ns = max(times.launched_ns, state.last_ready_ns) if state.overlaps else times.launched_ns
+            state.history.add(flight.shape, times.ready_ns - began_ns)
+        state.last_ready_ns = times.ready_ns
         publisher = self.publisher
         publisher.t_ns = times.applied_ns
         publisher.emit(
             StepCompleted(
                 *publisher.head(),
-                plan.kind,
+                flight.plan.kind,
                 outcome.rows,
                 times,
                 outcome.failed,
                 self.kv.pool.counts,
-                len(self.state.waiting),
-                len(self.state.live_running),
+                len(state.waiting),
+                len(state.live_running),
             )
         )
+        publisher.step = state.step
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -323,6 +348,7 @@ class Scheduler:
             new_token_ratio=state.ratio,
             kv=self.kv.snapshot(),
             order=order,
+            leaving=tuple(state.leaving),
         )
 
 

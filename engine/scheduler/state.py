@@ -1,13 +1,13 @@
 """SchedulerState. Owns: the one place where requests, queue, running list and flags live.
 
 Every live request is in `requests`, and in exactly one of: the waiting list, the running list, the last prefill
-batch, or it is the continuation (which may also be a member of the last batch). Written by `scheduler.py`, `commit.py`
-and `apply.py` only.
+batch, those that leave, or it is the continuation (which may also be a member of the last batch). Written by
+`scheduler.py`, `commit.py`, `advance.py` and `apply.py` only.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,7 +15,8 @@ from engine.config import Policy, SchedulerConfig
 from engine.kvcache.kv_cache import KvCache
 from engine.request import Request
 from engine.scheduler.accounting import KvAccounting
-from engine.scheduler.delays import StepHistory, StepShape
+from engine.scheduler.delays import StepHistory
+from engine.scheduler.flight import Flight
 from engine.scheduler.indexed_queue import IndexedQueue
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.policies import Ordering
@@ -36,14 +37,24 @@ def _queue_for(config: SchedulerConfig, kv: KvCache, *, chained_keys: bool) -> W
 
 
 class SchedulerState:
-    """Mutable state between steps. `version` counts writes; a plan is valid for one version only."""
+    """Mutable state between steps. `version` counts writes; a plan is valid for one version only.
+
+    overlaps  a step may be planned while the one before it is still in flight
+    """
 
     def __init__(
-        self, config: SchedulerConfig, kv: KvCache, accounting: KvAccounting, *, chained_keys: bool = False
+        self,
+        config: SchedulerConfig,
+        kv: KvCache,
+        accounting: KvAccounting,
+        *,
+        chained_keys: bool = False,
+        overlaps: bool = False,
     ) -> None:
         self.config = config
         self.kv = kv
         self.accounting = accounting
+        self.overlaps = overlaps
         self.requests: dict[str, Request] = {}
         self.waiting: WaitingQueue = _queue_for(config, kv, chained_keys=chained_keys)
         self.overtakes = Overtakes()
@@ -58,6 +69,8 @@ class SchedulerState:
         self.last_prefill: list[Request] = []
         self.continuation: Request | None = None
         self.chunk_to_insert = False
+        #: Overlap: those whose last token is under way. Nothing is planned for them, but they hold their memory still.
+        self.leaving: dict[str, Request] = {}
         #: The reference's latched full flag.
         self.full = False
         self.shrank = False
@@ -74,10 +87,12 @@ class SchedulerState:
         #: Passes in a row that the prefill delayer held back; shapes and times of past steps, for the dynamic chunk.
         self.delayed_passes = 0
         self.history = StepHistory()
-        self.step_shape: StepShape | None = None
+        #: When the last applied step was ready: a step behind it had the executor to itself from then on.
+        self.last_ready_ns = 0
         #: The last step did nothing although somebody waited.
         self.stuck = False
-        self.in_flight: StepPlan | None = None
+        #: Committed and not yet applied, oldest first: at most one without overlap, at most two with it.
+        self.flights: deque[Flight] = deque()
         self.evicted_in_step = 0
         self.step = 0
         self.version = 0
@@ -88,8 +103,23 @@ class SchedulerState:
         return self.running + [request for request in self.last_prefill if request is not self.continuation]
 
     @property
-    def has_work(self) -> bool:
+    def in_flight(self) -> StepPlan | None:
+        """The plan whose outcome is applied next."""
+        return self.flights[0].plan if self.flights else None
+
+    @property
+    def has_step_to_await(self) -> bool:
+        """Whether an outcome has to be applied before the next plan."""
+        return len(self.flights) > self.overlaps
+
+    @property
+    def is_plannable(self) -> bool:
+        """Whether there is anybody for whom a step could do something."""
         return bool(self.waiting or self.running or self.last_prefill or self.continuation)
+
+    @property
+    def has_work(self) -> bool:
+        return self.is_plannable or bool(self.flights)
 
     def enqueue(self, request: Request, now_ns: int) -> None:
         """Put a request at the queue's tail."""

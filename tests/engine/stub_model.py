@@ -8,6 +8,7 @@ another request's page or at a slot not written yet therefore gives either an er
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import numpy as np
 from engine.clock import VirtualClock
 from engine.config import EngineConfig
 from engine.events import AnyEvent, EventSink, PagesMoved
+from engine.executor.background import with_carried
 from engine.executor.base import ExecutorInfo, ForwardBatch, SampledToken, SamplingRow, StepResult
 from engine.llm_engine import EngineRequest, LLMEngine, TokenOutput
 from engine.sampling_params import SamplingParams
@@ -94,6 +96,8 @@ class StubModel:
         self.fail_next = False
         self.during: Callable[[], None] | None = None
         self.batches: list[ForwardBatch] = []
+        #: Whose memory may hold anything: rows of those that the step before, which failed, ended.
+        self.excused: frozenset[str] = frozenset()
 
     def info(self) -> ExecutorInfo:
         return self._info
@@ -138,6 +142,8 @@ class StubModel:
             value = mix(value, token)
             slot = int(meta.out_slots[row])
             self._value[slot], self._token[slot] = value, token
+        if batch.rids[index] in self.excused:
+            return
         values, tokens = self._value[slots], self._token[slots]
         assert (values != POISON).all(), f"step {batch.step}: {batch.rids[index]} reads slots that are not written"
         wrong = wrong_successors(values, tokens, np.zeros(1, dtype=np.int64))
@@ -148,8 +154,55 @@ class StubModel:
         return SampledToken(row.rid, next_token(value, row.output_index, row.params))
 
 
+class LateModel:
+    """The stub model behind an engine that overlaps: as late as can be, a batch is computed when it is collected.
+
+    Freed pages are poisoned as whoever gets them next would write them: after the batches launched before that.
+    """
+
+    def __init__(self, model: StubModel) -> None:
+        self._model = model
+        self._freed: list[int] = []
+        self._launched: deque[tuple[list[int], ForwardBatch]] = deque()
+        self._last: tuple[int, ...] = ()
+        self.fail_next_launch = False
+
+    def info(self) -> ExecutorInfo:
+        return self._model.info()
+
+    def execute(self, batch: ForwardBatch) -> StepResult:
+        raise AssertionError("an engine that overlaps launches and collects")
+
+    def launch(self, batch: ForwardBatch) -> None:
+        if self.fail_next_launch:
+            self.fail_next_launch = False
+            raise StubFailure("ordered")
+        self._launched.append((self._freed, batch))
+        assert len(self._launched) <= 2, "at most one step lags"
+        self._freed = []
+
+    def collect(self) -> StepResult:
+        freed, batch = self._launched.popleft()
+        self._model.poison(freed)
+        last, self._last = self._last, ()
+        try:
+            result = self._model.execute(with_carried(batch, last))
+        except StubFailure:
+            self._model.excused = frozenset(batch.rids)
+            raise
+        self._model.excused = frozenset()
+        self._last = tuple(token.token_id for token in result.tokens)
+        return result
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def poison(self, pages: Sequence[int]) -> None:
+        self._freed.extend(pages)
+
+
 class _Poisoner:
-    def __init__(self, model: StubModel, sinks: Sequence[EventSink]) -> None:
+    def __init__(self, model: StubModel | LateModel, sinks: Sequence[EventSink]) -> None:
         self._model = model
         self._sinks = sinks
 
@@ -169,6 +222,7 @@ def assert_nothing_held(engine: LLMEngine) -> None:
     assert kv.free_rows == engine.config.scheduler.max_running_requests
     assert (state.requests, list(state.waiting), state.running, state.last_prefill) == ({}, [], [], [])
     assert state.continuation is None
+    assert (state.leaving, list(state.flights)) == ({}, [])
     assert state.waiting_tokens == 0
     assert len(engine.tokens) == 0
 
@@ -180,8 +234,10 @@ class StubRun:
         self.config = config
         self.model = StubModel(config)
         self.clock = VirtualClock()
+        self.late = LateModel(self.model)
+        model = self.late if config.executor.overlap else self.model
         self.engine = LLMEngine(
-            config, executor=self.model, clock=self.clock, sink=_Poisoner(self.model, sinks), key_secret=b"test"
+            config, executor=model, clock=self.clock, sink=_Poisoner(model, sinks), key_secret=b"test"
         )
         self.requests: dict[str, EngineRequest] = {}
         self.limits: dict[str, int] = {}

@@ -16,6 +16,7 @@ def check_partition(state: Any) -> None:
     homes += [request for request in state.last_prefill if request is not state.continuation]
     if state.continuation is not None:
         homes.append(state.continuation)
+    homes += state.leaving.values()
     counts = Counter(request.rid for request in homes)
     assert counts == Counter(state.requests.keys()), "each request has one home"
     for request in homes:
@@ -23,7 +24,7 @@ def check_partition(state: Any) -> None:
         holds = request.lease is not None
         assert holds == (request.state in (RequestState.PREFILL, RequestState.DECODE)), request.rid
         assert (request.rid in state.kv.leases) == holds
-        assert request.in_flight == 0
+        assert request.in_flight == sum(request.rid in members(flight) for flight in state.flights)
     assert all(request.state is RequestState.WAITING for request in state.waiting)
     assert all(request.state is RequestState.DECODE for request in state.running)
     if state.continuation is not None:
@@ -33,11 +34,39 @@ def check_partition(state: Any) -> None:
     assert len(state.kv.leases) <= state.config.max_running_requests
 
 
+def members(flight: Any) -> set[str]:
+    """Whose rows a step in flight computes for somebody."""
+    return {row.rid for row in flight.plan.prefills}.union(flight.plan.decodes) - flight.void
+
+
+def check_flights(state: Any) -> None:
+    """Between two steps nothing is in flight; with overlap at most one step is, of which the tree knows nothing."""
+    assert len(state.flights) <= state.overlaps
+    ahead_len: Counter[str] = Counter()
+    ahead_outputs: Counter[str] = Counter()
+    for flight in state.flights:
+        for row in flight.plan.prefills:
+            ahead_len[row.rid] += row.extend_len
+        ahead_len.update(flight.plan.decodes)
+        ahead_outputs.update(flight.plan.sampling)
+        for rid in flight.void:
+            del ahead_len[rid], ahead_outputs[rid]
+    for request in state.requests.values():
+        assert request.ahead_len == (0 if request.lease is None else ahead_len[request.rid])
+        assert request.ahead_outputs == ahead_outputs[request.rid]
+        if request.lease is not None:
+            assert request.lease.shared * state.kv.page_size <= request.applied_len
+    for request in state.leaving.values():
+        assert request.in_flight
+        assert request.output_len == request.max_new_tokens
+    assert all(request.output_len < request.max_new_tokens for request in state.running)
+
+
 def check_lengths(state: Any) -> None:
     """What is computed, what is keyed, and what is held agree for each request."""
     size = state.kv.page_size
     for request in state.requests.values():
-        assert len(request.keys) == request.seq_len // size
+        assert len(request.keys) == (request.seq_len - request.ahead_outputs) // size
         if request.lease is None:
             assert request.computed_len == 0
             continue
@@ -82,5 +111,6 @@ def check_ownership(kv: Any) -> None:
 def check_state(state: Any) -> None:
     """All of it."""
     check_partition(state)
+    check_flights(state)
     check_lengths(state)
     check_ownership(state.kv)
