@@ -241,6 +241,7 @@ def _lists(snapshot: SchedulerSnapshot, report: Report) -> None:
     """Each live request is in exactly one list."""
     waiting = [view.rid for view in snapshot.waiting]
     placed = [*waiting, *snapshot.running]
+    placed += snapshot.leaving
     if snapshot.continuation is not None:
         placed.append(snapshot.continuation)
     live = {view.rid: view for view in snapshot.requests}
@@ -255,7 +256,7 @@ def _lists(snapshot: SchedulerSnapshot, report: Report) -> None:
     for rid in waiting:
         if rid in live and live[rid].state != RequestState.WAITING:
             report("INV-STEP-04", f"{rid} waiting, as listed", live[rid].state, rid=rid)
-    for rid in snapshot.running:
+    for rid in (*snapshot.running, *snapshot.leaving):
         if rid in live and live[rid].state != RequestState.DECODE:
             report("INV-STEP-04", f"{rid} in decode, as listed", live[rid].state, rid=rid)
 

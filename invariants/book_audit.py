@@ -39,7 +39,7 @@ class BookAudit:
         for view in snapshot.requests:
             request = books.requests.get(view.rid)
             if request is not None:
-                _request(request, view, report)
+                _request(books, request, view, report)
             if view.state == RequestState.DECODE:
                 growth += min(view.max_new_tokens - view.output_len, books.clip)
         due = books.running.plain_growth + books.running.eos_growth
@@ -102,6 +102,10 @@ def _lists(books: Shadow, queue: QueueBooks, snapshot: SchedulerSnapshot, report
     if running != books.running.keys():
         odd = sorted(running ^ books.running.keys())
         report("INV-STEP-04", f"{len(books.running)} running, from events", f"differs for {odd[:8]}", rid=odd[0])
+    spent = () if books.overlap is None else tuple(books.overlap.spent)
+    if set(snapshot.leaving) != set(spent):
+        odd = sorted(set(snapshot.leaving) ^ set(spent))
+        report("INV-STEP-04", f"{len(spent)} with their last token under way, from events", f"{odd[:8]}", rid=odd[0])
     waiting = [view.rid for view in snapshot.waiting]
     if len(waiting) != len(queue.waiting) or queue.waiting.keys() != set(waiting):
         odd = sorted(queue.waiting.keys() ^ set(waiting)) or [waiting[0]]
@@ -115,8 +119,8 @@ def _lists(books: Shadow, queue: QueueBooks, snapshot: SchedulerSnapshot, report
         report("INV-STEP-04", f"{books.waiting_tokens} tokens waiting, from events", f"{tokens}")
 
 
-def _request(request: ShadowRequest, view: RequestView, report: Report) -> None:
-    """One live request's lengths; between two steps nothing is in flight."""
+def _request(books: Shadow, request: ShadowRequest, view: RequestView, report: Report) -> None:
+    """One live request's lengths; between two steps nothing is in flight, or with overlap the last step planned."""
     if (view.prompt_len, view.max_new_tokens) != (request.prompt_len, request.max_new):
         report(
             "INV-BUDGET-04",
@@ -132,8 +136,9 @@ def _request(request: ShadowRequest, view: RequestView, report: Report) -> None:
         computed = view.computed_len if request.cursor is None else request.cursor
     if view.computed_len != computed:
         report("INV-CHUNK-02", f"{computed} tokens computed, from events", f"{view.computed_len}", rid=view.rid)
-    if view.in_flight:
-        report("INV-STEP-01", "no step in flight between two steps", f"{view.in_flight}", rid=view.rid)
+    due = 0 if books.overlap is None else books.overlap.in_flight(view.rid)
+    if view.in_flight != due:
+        report("INV-STEP-01", f"{due or 'no'} step in flight between two steps", f"{view.in_flight}", rid=view.rid)
 
 
 def _waiting(books: Shadow, queue: QueueBooks, view: WaitingView, report: Report) -> None:

@@ -31,7 +31,8 @@ WATCH_LAWS: Final[tuple[Law, ...]] = (
         1,
         Group.REQUEST,
         "O(1) per step",
-        "with guards on; a step whose allocation missed does not count",
+        "with guards on; a step whose allocation missed does not count, nor, where steps overlap, one beside somebody "
+        "whose last token is under way",
         "A request that was accepted and that nothing is in the way of, refused again and again: a latched flag, or a "
         "need above what the empty pool can offer.",
         properties=("CHK-PROGRESS",),
@@ -129,7 +130,8 @@ WATCH_LAWS: Final[tuple[Law, ...]] = (
         1,
         Group.TIME,
         "O(1) per step and arrival",
-        ALWAYS,
+        "always; where steps overlap a step begins when the one before was launched, and is ready when that one was "
+        "applied",
         "A negative interval: a clock that was read twice, or times of another step.",
         properties=("CHK-TIME",),
     ),

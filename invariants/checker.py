@@ -131,7 +131,8 @@ class InvariantChecker:
                             self._go_blind()
                             handlers = self._handlers
                             continue
-                        step_laws.on_order(last, event, self.report)
+                        is_late = self._judge is not None and self._judge.is_of_outcome(event)
+                        step_laws.on_order(last, event, self.report, is_late=is_late)
                     handle(event)
                 except InvariantViolation:
                     raise

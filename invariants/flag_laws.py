@@ -36,6 +36,8 @@ class FlagLaws:
         self.full = False
         #: The plan before, whose batch a flag may outlive or not.
         self.last: StepPlanned | None = None
+        #: Overlap: how many had left ahead of their last token by the plan before.
+        self._left = 0
 
     def on_plan(self, books: Shadow, queue: QueueBooks, event: StepPlanned, report: Report) -> None:
         """Every derived value of a plan."""
@@ -57,6 +59,8 @@ class FlagLaws:
         self.full = event.batch_is_full
         self.last = event
         queue.ends = 0
+        if books.overlap is not None:
+            self._left = books.overlap.left
 
     def _due_flag(self, books: Shadow, queue: QueueBooks, event: StepPlanned) -> bool:
         """The reference's full flag by its definition: set by a refusal for rows or memory, cleared when anyone left,
@@ -79,7 +83,7 @@ class FlagLaws:
 
     def _cleared(self, books: Shadow, queue: QueueBooks) -> bool:
         """Whether anything since the last plan clears the flag."""
-        if queue.ends or not books.view.running:
+        if queue.ends or not books.view.running or (books.overlap is not None and books.overlap.left > self._left):
             return True
         last = self.last
         if last is None or not last.prefills:

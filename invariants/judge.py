@@ -23,8 +23,9 @@ from engine.events import (
     StepPlanned,
 )
 from engine.request import Cause
-from invariants import budget_laws, chunk_laws, lock_laws, page_laws, step_laws, usual
-from invariants.members import ADMIT, ARRIVE, FINISHED, PREEMPT
+from invariants import budget_laws, chunk_laws, lock_laws, overlap_laws, page_laws, step_laws, usual
+from invariants.members import ADMIT, ARRIVE, FINAL_CHUNK, FINISHED, NEXT_CHUNK, PREEMPT
+from invariants.overlap_book import OverlapBook
 from invariants.shadow import Shadow
 from invariants.violation import InvariantViolation, Report
 from invariants.watch import Watch
@@ -80,7 +81,14 @@ class Judge:
     def is_inside_a_step(self) -> bool:
         """Whether a plan was begun and not applied: state is in transit."""
         books = self.books
+        if books.overlap is not None and books.overlap.is_inside_a_step:
+            return True
         return books.plan is not None or books.in_commit or bool(books.claims)
+
+    def is_of_outcome(self, event: AnyEvent) -> bool:
+        """Whether an event may be of the outcome of a step in flight, although the next one was planned."""
+        overlap = self.books.overlap
+        return overlap is not None and overlap.is_of_outcome(event.step)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -96,6 +104,8 @@ class Judge:
     def _on_abort(self, event: AbortRequested) -> None:
         if event.rid in self.books.requests and not self.books.is_foreign:
             self.books.aborting[event.rid] = event.seq
+            if self.books.overlap is not None:
+                self.books.overlap.abort(event.rid)
 
     def _on_transition(self, event: RequestTransitioned) -> None:
         books, report, counts, cause = self.books, self._report, self._counts, event.cause
@@ -108,8 +118,12 @@ class Judge:
             if cause is PREEMPT:
                 books.count_preempted(event.rid)
         counts["step"] += 1
+        if books.overlap is not None and event.target is FINISHED:
+            overlap_laws.on_end(books.overlap, event, report)
         follow = usual.BY_CAUSE.get(cause, usual.ends)
         if follow(books, self.watch, event):
+            if books.overlap is not None:
+                self._follow_overlap(books.overlap, event)
             counts["request"] += 1
             counts["chunk"] += 1
             counts["lock"] += 1
@@ -130,8 +144,20 @@ class Judge:
             step_laws.on_end(books, event, request, report)
             books.remember_end(event.rid, event.seq)
         books.set_state(request, target)
+        if books.overlap is not None:
+            self._follow_overlap(books.overlap, event)
         if not books.in_commit and books.plan is None:
             books.take_view()  # an end between two steps: the next plan sees it
+
+    def _follow_overlap(self, overlap: OverlapBook, event: RequestTransitioned) -> None:
+        """What a transition says of steps in flight. After the books followed it."""
+        if event.target is FINISHED:
+            overlap.follow_end(event)
+        elif event.cause in (NEXT_CHUNK, FINAL_CHUNK):
+            request = self.books.requests[event.rid]
+            if overlap.follow_piece(request):
+                overlap_laws.spend(self.books, overlap, event.rid)
+                self.watch.queue.changes += 1
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -158,6 +184,8 @@ class Judge:
             self._follow_claims()
         if books.leaving:
             lock_laws.settle(books, report)
+        if books.overlap is not None:
+            overlap_laws.on_plan(books.overlap, event, report)
         step_laws.on_plan(books, event, report)
         if event.prefills or books.decisions or event.continuation is not None or books.view.continuation is not None:
             chunk_laws.on_plan(books, event, report)
@@ -176,7 +204,13 @@ class Judge:
         self.watch.on_plan(books, event)
         books.close_plan(ratio)
         books.last_plan_step = event.step
-        books.plan = event
+        if books.overlap is None:
+            books.plan = event
+        else:
+            left = books.overlap.left
+            overlap_laws.follow_plan(books, books.overlap, event)
+            self.watch.queue.changes += books.overlap.left > left
+            books.take_view()
         counts["request"] += 1
         counts["flag"] += 1
         counts["step"] += 1
@@ -189,10 +223,14 @@ class Judge:
         if books.claims:
             self._follow_claims()
         self.watch.on_completed(event)
-        plan = step_laws.on_completed(books, event, report)
-        if plan is not None and plan.prefills:
-            chunk_laws.on_completed(books, plan, event, report)
+        if books.overlap is not None:
+            overlap_laws.on_completed(books, books.overlap, event, report)
             counts["chunk"] += 1
+        else:
+            plan = step_laws.on_completed(books, event, report)
+            if plan is not None and plan.prefills:
+                chunk_laws.on_completed(books, plan, event, report)
+                counts["chunk"] += 1
         if books.leaving:
             lock_laws.settle(books, report)
         page_laws.on_counts(books, event, report)

@@ -6,7 +6,7 @@ the metrics is known here. Gauges are not kept: what they must show follows from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from engine.events import AdmissionDecided, RequestTransitioned, StepCompleted, StepPlanned
@@ -64,8 +64,8 @@ class MeterBooks:
         self.last_plan: StepPlanned | None = None
         self.promising: StepPlanned | None = None
         self.closing: StepPlanned | None = None
-        #: Whose prompt the step in flight completes for the first time.
-        self.firsts: list[str] = []
+        #: Step in flight -> whose prompt it completes for the first time.
+        self.firsts: dict[int, list[str]] = {}
 
     def _add(self, family: str, label: str, amount: int = 1) -> None:
         key = (family, label)
@@ -103,7 +103,7 @@ class MeterBooks:
             self.closing = event
         if event.prefills:
             requests = books.requests
-            self.firsts = [
+            self.firsts[event.step] = [
                 row.rid
                 for row in event.prefills
                 if row.is_last and row.rid in requests and not requests[row.rid].outputs
@@ -119,9 +119,9 @@ class MeterBooks:
         if event.evicted_pages:
             self._add("kv_pages_evicted_total", "", event.evicted_pages)
 
-    def on_first_tokens(self, queue: QueueBooks, event: StepCompleted) -> None:
-        """The step that brings the first tokens of `firsts` is over; a failed one brings none."""
-        firsts, self.firsts = self.firsts, []
+    def on_first_tokens(self, queue: QueueBooks, event: StepCompleted, void: Collection[str] = ()) -> None:
+        """The step that brings the first tokens of `firsts` is over; a failed one brings none, nor do `void` rows."""
+        firsts = [rid for rid in self.firsts.pop(event.step, ()) if rid not in void]
         if event.failed:
             return
         self.first_tokens += len(firsts)

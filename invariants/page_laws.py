@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.events import PagesMoved, StepCompleted, StepPlanned
+from invariants import overlap_laws
 from invariants.page_book import (
     CHANGES,
     EVICTABLE,
@@ -149,8 +150,13 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
                 "no page claimed and evictable within one commit",
                 f"page {page}: {cause} after a claim in the same commit",
             )
-    if old is None:
-        return
+    if old is not None:
+        _follow(books, event, count, owner, old, report)
+
+
+def _follow(books: Shadow, event: PagesMoved, count: int, owner: int, old: int, report: Report) -> None:
+    """What a legal move of `count` pages from `old` to `owner` means beside where they are."""
+    cause = event.cause
     if cause == "claim":
         books.claimed_rows.add(owner)
     elif cause == "split":
@@ -161,6 +167,8 @@ def on_pages(books: Shadow, event: PagesMoved, report: Report) -> None:
         books.released_pages += count
     elif cause == "evict":
         books.evicted_pages += count
+    elif books.overlap is not None and cause in ("insert", "duplicate"):
+        overlap_laws.on_tree(books, books.overlap, old, event.step, report)
 
 
 def _on_shared(books: Shadow, event: PagesMoved, move: Move, report: Report) -> None:

@@ -12,7 +12,7 @@ from engine.config import EngineConfig, Policy
 from engine.events import AdmissionDecided, RequestTransitioned, StepPlanned
 from engine.request import Cause
 from engine.scheduler.decision import ADMITTED
-from invariants.members import ADMIT, PREEMPT, PREFILL
+from invariants.members import ADMIT, FINISHED, PREEMPT, PREFILL
 from invariants.queue_books import PUSHED_BACK, QueueBooks, Track
 from invariants.shadow import Shadow
 from invariants.violation import Report
@@ -53,13 +53,16 @@ class RequestLaws:
         if event.times_passed_over != due:
             report("INV-REQ-04", f"passed over {due} times", f"{event.times_passed_over}", rid=event.rid)
 
-    def on_transition(self, track: Track, event: RequestTransitioned, report: Report) -> None:
-        """Ways back are counted, and what a prompt found and computed adds up when it is complete."""
+    def on_transition(self, track: Track, event: RequestTransitioned, report: Report, *, ahead: int = 0) -> None:
+        """Ways back are counted, and what a prompt found and computed adds up when it is complete.
+
+        ahead  tokens of it in steps in flight that are not the one applied: an end leaves them out
+        """
         if event.num_retractions != track.ways_back:
             report("INV-REQ-05", f"pushed back {track.ways_back} times", f"{event.num_retractions}", rid=event.rid)
             track.ways_back = event.num_retractions
         if event.source is PREFILL and event.cause not in _NOT_COUNTED:
-            due = event.computed_len
+            due = event.computed_len + (ahead if event.target is FINISHED else 0)
             if track.cached + track.computed != due:
                 report(
                     "INV-REQ-06",
@@ -107,7 +110,8 @@ class RequestLaws:
 
     def _nobody_admitted(self, books: Shadow, queue: QueueBooks, event: StepPlanned, report: Report) -> None:
         """Somebody waits and nobody was admitted: is anything in their way?"""
-        if books.view.running or books.view.continuation is not None or not self._guards:
+        leaving = books.overlap is not None and bool(books.overlap.spent)  # they hold memory until their outcome
+        if books.view.running or books.view.continuation is not None or leaving or not self._guards:
             self._lone = 0
             return
         self._lone += 1

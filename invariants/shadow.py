@@ -11,10 +11,11 @@ import math
 from typing import Final
 
 from engine.config import EngineConfig
-from engine.events import AdmissionDecided, EngineStarted, PagesMoved, StepPlanned
-from engine.request import RequestState
+from engine.events import AdmissionDecided, EngineStarted, PagesMoved, RequestTransitioned, StepPlanned
+from engine.request import Cause, RequestState
 from engine.scheduler.decision import ADMITTED, LedgerView
 from invariants.members import DECODE, FINISHED, PREFILL, WAITING
+from invariants.overlap_book import OverlapBook
 from invariants.page_book import EVICTABLE, FREE, PageBook
 from invariants.running_book import Running, ShadowRequest, growth_of
 
@@ -60,6 +61,8 @@ class Shadow:
         self.clip = scheduler.clip_max_new_tokens
         self.chunking = scheduler.chunked_prefill_size is not None
         self.mixing = self.chunking and scheduler.enable_mixed_chunk
+        #: Steps in flight, where they overlap; None where one follows the other.
+        self.overlap = OverlapBook() if self.config.executor.overlap else None
         # -- pages
         self.pool = PageBook(self.num_pages, self.max_rows)
         #: Another engine decided: its pages are not in the events (`InvariantChecker.is_foreign`).
@@ -173,6 +176,14 @@ class Shadow:
             request.token_step = step
             request.outputs += 1
 
+    def outputs_due(self, request: ShadowRequest, event: RequestTransitioned) -> int:
+        """Output tokens that an end has to tell: those that came, and none that is only under way."""
+        failed = event.cause is Cause.ERROR
+        if self.overlap is not None:
+            return request.outputs - self.overlap.under_way(request.rid, event.step, is_failed=failed)[0]
+        # Whoever is aborted while its row is under way waits for its token; only a failed step brings none.
+        return request.outputs + (not failed and self.is_token_due(request, event.step))
+
     def is_token_due(self, request: ShadowRequest, step: int) -> bool:
         """Whether the step in flight samples a row of `request` whose token is not counted yet."""
         plan, running = self.plan, self.running
@@ -257,7 +268,7 @@ class Shadow:
         view = self.view
         counts = self.pool.counts
         view.free, view.evictable = counts[FREE], counts[EVICTABLE]
-        view.running, view.ratio = self.in_state[DECODE], self.ratio
+        view.running, view.ratio = len(self.running), self.ratio
         view.plain_growth, view.eos_growth = self.running.growth
         view.continuation = self.continuation() if self.in_state[PREFILL] else None
         if not self.reference:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 from engine.events import AnyEvent, RequestArrived, RequestTransitioned, StepCompleted, StepPlanned
-from engine.request import TRANSITIONS, Cause, RequestState
+from engine.request import TRANSITIONS, RequestState
 from invariants.members import ARRIVE, DECODE, PREFILL, WAITING
 from invariants.running_book import ShadowRequest
 from invariants.shadow import Shadow
 from invariants.violation import Report
 
 
-def on_order(last: AnyEvent | None, event: AnyEvent, report: Report) -> None:
-    """Numbers, steps and times of two events in a row."""
+def on_order(last: AnyEvent | None, event: AnyEvent, report: Report, *, is_late: bool = False) -> None:
+    """Numbers, steps and times of two events in a row.
+
+    is_late  it is of the outcome of a step in flight, behind the next plan: it has the number of its own step
+    """
     if last is None:
         return
     if event.seq != last.seq + 1:
         report("INV-STEP-02", f"seq {last.seq + 1}", f"seq {event.seq}", seqs=(last.seq,))
-    if event.step < last.step or event.t_ns < last.t_ns:
+    if (event.step < last.step and not is_late) or event.t_ns < last.t_ns:
         report(
             "INV-STEP-02",
             f"step {last.step} and t_ns {last.t_ns} or later",
@@ -57,6 +60,8 @@ def on_transition(books: Shadow, event: RequestTransitioned, report: Report) -> 
         )
         return None
     legal = (event.source, event.target, event.cause) in _LEGAL
+    if not legal and books.overlap is not None:
+        legal = books.overlap.may_end_late(event)
     if event.source is not request.state or not legal:
         report(
             "INV-STEP-05",
@@ -69,9 +74,7 @@ def on_transition(books: Shadow, event: RequestTransitioned, report: Report) -> 
 
 def on_end(books: Shadow, event: RequestTransitioned, request: ShadowRequest, report: Report) -> None:
     """The last counts of a request."""
-    sampled = books.is_token_due(request, event.step)
-    # Whoever is aborted while its row is under way waits for its token; only a failed step brings none.
-    due = request.outputs + (sampled and event.cause is not Cause.ERROR)
+    due = books.outputs_due(request, event)
     if event.output_len != due:
         law = "INV-CHUNK-03" if request.state is RequestState.PREFILL else "INV-STEP-01"
         report(law, f"output_len {due} at the end", f"{event.output_len}", rid=event.rid)
@@ -117,6 +120,8 @@ def recount(books: Shadow, event: StepPlanned | StepCompleted, report: Report) -
     """Reported numbers of waiting and running requests."""
     waiting = books.in_state[WAITING]
     running = books.in_state[DECODE]
+    if books.overlap is not None:
+        running -= len(books.overlap.spent)
     if type(event) is StepPlanned:  # members of the batch count, the continuation does not
         running += books.in_state[PREFILL] - (books.cut is not None)
         if event.waiting_tokens != books.waiting_tokens:

@@ -39,9 +39,12 @@ class LifeReading(NamedTuple):
 
 
 class TimeLaws:
-    """The laws, and when the last step ended."""
+    """The laws, and when the last step was launched and ended. `overlaps`: a step may begin before the last one ended,
+    but not before it was launched, and it is ready after that one was applied."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, overlaps: bool = False) -> None:
+        self._overlaps = overlaps
+        self._launched_ns = 0
         self._applied_ns = 0
 
     def on_arrival(self, event: RequestArrived, report: Report) -> None:
@@ -52,8 +55,12 @@ class TimeLaws:
     def on_completed(self, event: StepCompleted, report: Report) -> None:
         """The cuts of a step are in order, it ended now, and began when the step before had ended."""
         times = event.times
+        before = self._applied_ns
+        if self._overlaps:
+            before, self._launched_ns = self._launched_ns, times.launched_ns
+            self._is_behind(times.ready_ns, report)
         if (
-            self._applied_ns
+            before
             <= times.started_ns
             <= times.plan_from_ns
             <= times.planned_ns
@@ -74,12 +81,17 @@ class TimeLaws:
             times.ready_ns,
             times.applied_ns,
         )
-        before, self._applied_ns = self._applied_ns, times.applied_ns
+        self._applied_ns = times.applied_ns
+        what = "was launched" if self._overlaps else "ended"
         report(
             "INV-TIME-01",
-            f"cuts that do not fall, from {before}, when the last step ended, to {event.t_ns}",
+            f"cuts that do not fall, from {before}, when the last step {what}, to {event.t_ns}",
             f"{cuts}",
         )
+
+    def _is_behind(self, ready_ns: int, report: Report) -> None:
+        if ready_ns < self._applied_ns:
+            report("INV-TIME-01", f"ready at {self._applied_ns}, when the last step ended, or later", f"{ready_ns}")
 
 
 def on_lives(queue: QueueBooks, lives: Iterable[LifeReading], report: Report) -> int:

@@ -110,7 +110,7 @@ def ends(books: Shadow, watch: Watch, event: RequestTransitioned) -> bool:
         or event.cached_len
         or event.num_retractions != track.ways_back
         or event.output_len > request.max_new
-        or event.output_len != request.outputs + books.is_token_due(request, event.step)
+        or event.output_len != books.outputs_due(request, event)
         or rid in queue.waiting
     ):
         return False

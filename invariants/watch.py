@@ -38,7 +38,8 @@ class Watch:
         self._report = report
         self._requests = RequestLaws(books.config, gap_steps=gap_steps)
         self._flags = FlagLaws(books.config)
-        self._times = TimeLaws()
+        self._overlap = books.overlap
+        self._times = TimeLaws(overlaps=books.overlap is not None)
         self._meter_laws = MeterLaws()
         self._book_audit = BookAudit()
         self.queue = QueueBooks()
@@ -57,7 +58,8 @@ class Watch:
         """A request changed state."""
         track = self.queue.transition(event)
         if track is not None:
-            self._requests.on_transition(track, event, self._report)
+            ahead = 0 if self._overlap is None else self._overlap.under_way(event.rid, event.step)[1]
+            self._requests.on_transition(track, event, self._report, ahead=ahead)
             self.meters.on_transition(track, event)
             if event.target is FINISHED:
                 self.spans.on_end(event)
@@ -98,7 +100,9 @@ class Watch:
         if not event.failed:
             meters.tokens += len(event.rows)
         if meters.firsts:
-            meters.on_first_tokens(self.queue, event)
+            overlap = self._overlap
+            void = overlap.flights[0].void if overlap is not None and overlap.flights else ()
+            meters.on_first_tokens(self.queue, event, void)
         if not self.queue.live:
             meters.promising = None
 

@@ -95,7 +95,8 @@ def _spans(model: ReadModel, request: RequestTimeline, end_ns: int) -> Iterable[
     for chunk in request.chunks:
         stop = chunk.applied_ns or chunk.ready_ns or end_ns
         chunks.append((chunk.admitted_ns, max(stop, chunk.admitted_ns)))
-        for start, end in _without((chunk.admitted_ns, stop), busy):
+        # Where steps overlap, a piece is planned while the one before it is computed: its span begins after that.
+        for start, end in _without((chunk.admitted_ns, stop), [*busy, *chunks[:-1]]):
             yield LaneSpan(
                 kind="chunk",
                 start_ns=start,

@@ -5,6 +5,7 @@ Of the other requests only the states are kept, to say who was ahead, who overto
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Literal
 
 from engine.request import Cause, RequestState
@@ -39,7 +40,8 @@ class LifeBuilder:
         self._next_place = 0
         self._step = 0
         self._t_ns = 0
-        self._plan: StepPlannedRecord | None = None
+        #: The last two plans: where steps overlap, an outcome follows the plan of the next step.
+        self._plans: deque[StepPlannedRecord] = deque(maxlen=2)
         #: The last written refusal of each waiting request; a folded one repeats its numbers.
         self._refused: dict[str, AdmissionDecidedRecord] = {}
         self._full_by: tuple[str, Reason, Tally] | None = None
@@ -122,7 +124,8 @@ class LifeBuilder:
             tally.add(record.count, record.first_step, record.last_step)
 
     def _planned(self, record: StepPlannedRecord) -> None:
-        self._step, self._t_ns, self._plan = record.step, record.t_ns, record
+        self._step, self._t_ns = record.step, record.t_ns
+        self._plans.append(record)
         end = record.pass_end
         wait = self._wait
         stopper = self._stoppers.planned(end, self._ended_at(end)) if end is not None else None
@@ -197,7 +200,7 @@ class LifeBuilder:
     def _gap(self, record: StepCompletedRecord, ns: int) -> None:
         if self._worst is not None and ns <= self._worst.ns:
             return
-        plan = self._plan if self._plan is not None and self._plan.step == record.step else None
+        plan = next((plan for plan in self._plans if plan.step == record.step), None)
         self._worst = GapFact(
             ns=ns,
             step=record.step,

@@ -52,6 +52,9 @@ class MeteredFanOut:
         self._append = self._kept.append
         self._lock = threading.Lock()
         self._is_computing = False
+        #: The last plan's step, and whether outcomes come after the next plan, as they do where steps overlap.
+        self._planned_step = 0
+        self._lags = False
         #: How long it took to put together the batch of the last step.
         self._prepare_ns = 0
         #: When the queues' workers may work.
@@ -64,7 +67,7 @@ class MeteredFanOut:
         """Hand one event to everybody. Raises what a listener raises."""
         if event.step % _ONE_IN:
             # What `_keep` does, without a call for each event.
-            if self._is_computing:
+            if self._is_computing and not (self._lags and event.step == self._planned_step):
                 self._computed()
             self._append(event)
             if type(event) in _ENDS_A_HALF:
@@ -98,7 +101,8 @@ class MeteredFanOut:
             yield "telemetry_seconds_total", part, spent
 
     def _keep(self, event: AnyEvent) -> None:
-        if self._is_computing:
+        # What follows from a plan at once, where steps overlap, is told while its batch is put together.
+        if self._is_computing and not (self._lags and event.step == self._planned_step):
             self._computed()
         self._append(event)
         if type(event) in _ENDS_A_HALF:
@@ -109,8 +113,9 @@ class MeteredFanOut:
         self.hand_over()
         if isinstance(event, StepCompleted):
             self._prepare_ns = event.times.launched_ns - event.times.committed_ns
+            self._lags = event.step < self._planned_step
             return
-        self._is_computing = True
+        self._is_computing, self._planned_step = True, event.step
         self._forward.open(time.monotonic_ns(), self._prepare_ns)
         for queue in self._queues:
             queue.planned()

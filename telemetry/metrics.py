@@ -77,7 +77,10 @@ class MetricsSink(RequestMetrics):
         self._wall_offset_ns = 0
         self._last_applied_ns = 0
         self._idle_since_ns: int | None = None
-        self._plan: StepPlanned | None = None
+        #: In flight, with where the pieces of each plan are counted: one step, or two where steps overlap.
+        self._plans: dict[int, tuple[StepPlanned, list[int]]] = {}
+        self._overlaps = False
+        self._last_ready_ns = 0
         self._busy_before = False
         self._admitted_step = -1
         self._positions: list[int] = []
@@ -191,7 +194,9 @@ class MetricsSink(RequestMetrics):
             "attention_backend": event.attention_backend,
             "page_size": str(event.page_size),
         }
-        scheduler = EngineConfig.model_validate_json(event.config).scheduler
+        config = EngineConfig.model_validate_json(event.config)
+        scheduler, self._overlaps = config.scheduler, config.executor.overlap
+        self._plans.clear()
         self._steps_made = StepLog(scheduler.chunked_prefill_size)
         pool = event.num_pages * event.page_size
         limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size or 0, pool, pool, self._max_rows)
@@ -219,8 +224,10 @@ class MetricsSink(RequestMetrics):
             if event.source is WAITING:
                 # It leaves between two steps, and the next plan may be long in coming.
                 self._add_waiting_tokens(-event.prompt_len - event.output_len)
-            if not self._timeline.in_step:  # else the end of the step publishes
+            if not self._timeline.is_closing:  # else the end of the step publishes
                 self._publish(event.t_ns)
+        elif self._overlaps:
+            self._publish(event.t_ns)  # the end of its step comes after the next plan
 
     def _decided(self, event: AdmissionDecided) -> None:
         self._timeline.decided(event)
@@ -244,7 +251,8 @@ class MetricsSink(RequestMetrics):
 
     def _planned(self, event: StepPlanned) -> None:
         self._timeline.planned(event)
-        self._plan = event
+        positions, self._positions = self._positions, []
+        self._plans[event.step] = event, [] if event.claim_failed else positions
         if event.pass_end is not None:
             self._books.cells[self._passed_cell], self._passed_over = self._passed_over, 0
             self._books.cells[self._end_cells[event.pass_end.stopped_by]] += 1
@@ -269,7 +277,6 @@ class MetricsSink(RequestMetrics):
         for guard in event.guards:
             self._add("guard_activations_total", 1, guard)
         if event.claim_failed:
-            self._positions.clear()  # the whole pass was put back
             self._add("kv_claim_failures_total", 1, "prefill" if self._admitted_step == event.step else "decode")
         if event.evicted_pages:
             self._add("kv_pages_evicted_total", event.evicted_pages)
@@ -278,6 +285,8 @@ class MetricsSink(RequestMetrics):
         cells[self._promised_cell] = round(1000 * event.promised_tokens / self._page_size)
         cells[self._waiting_tokens_cell] = event.waiting_tokens
         self._pages(event.pages)
+        if self._overlaps:
+            self._publish(event.t_ns)
 
     def _moved(self, event: PagesMoved) -> None:
         """An abort between two steps moves pages too, and the next step may be long in coming."""
@@ -290,15 +299,16 @@ class MetricsSink(RequestMetrics):
         self._books.cells[at : at + len(KV_STATES)] = pages
 
     def _completed(self, event: StepCompleted) -> None:
-        self._note_step(event)
+        plan, positions = self._plans.pop(event.step, (None, []))
+        self._note_step(event, plan, positions)
         self._timeline.completed(event)
-        times, plan, books = event.times, self._plan, self._books
+        times, books = event.times, self._books
         cell = self._step_cells[event.kind]
         books.cells[cell.steps] += 1
         books.observe(cell.seconds, times.applied_ns - times.started_ns)
         books.observe(self._plan_cell, times.planned_ns - times.plan_from_ns)
         self._phases(event)
-        if plan is not None and plan.step == event.step:
+        if plan is not None:
             tokens = len(plan.decodes)
             for row in plan.prefills:
                 tokens += row.extend_len
@@ -312,21 +322,23 @@ class MetricsSink(RequestMetrics):
             self._timeline.first_byte(rid, t_ns)
         self._publish(event.t_ns)
 
-    def _note_step(self, event: StepCompleted) -> None:
+    def _note_step(self, event: StepCompleted, plan: StepPlanned | None, positions: list[int]) -> None:
         """What the timeline's news about this step will be judged by, and how long its pieces took."""
-        plan, times = self._plan, event.times
+        times = event.times
         self._applied_ns = times.applied_ns or event.t_ns
-        if plan is None or plan.step != event.step:
-            return
-        self._steps_made.add(plan, event)
-        if self._positions:
-            for position in () if event.failed else self._positions:
-                self._books.observe(position, times.ready_ns - times.launched_ns)
-            self._positions.clear()
+        if plan is not None:
+            self._steps_made.add(plan, event)
+        # A step that was launched behind another one began when that was ready.
+        began_ns = max(times.launched_ns, self._last_ready_ns) if self._overlaps else times.launched_ns
+        self._last_ready_ns = times.ready_ns
+        for position in () if event.failed else positions:
+            self._books.observe(position, times.ready_ns - began_ns)
 
     def _phases(self, event: StepCompleted) -> None:
+        """Charge the time since the last step to phases. What the host did while that one was computed, where steps
+        overlap, was charged with its forward."""
         times, books, cell = event.times, self._books, self._phase_cell
-        start = times.started_ns
+        start = max(times.started_ns, self._last_applied_ns) if self._overlaps else times.started_ns
         ends = (
             times.plan_from_ns,
             times.planned_ns,
@@ -338,11 +350,13 @@ class MetricsSink(RequestMetrics):
         cells = books.cells
         # The first six phases, in order, are the stretches between the cuts of a step.
         for end in ends:
-            if end < start:
-                books.refused += 1
-            else:
+            if end >= start:
                 cells[cell] += end - start
-            start, cell = end, cell + 1
+                start = end
+            elif not self._overlaps:
+                books.refused += 1
+                start = end
+            cell += 1
         outside = times.started_ns - self._last_applied_ns
         if outside > 0:
             # Between two steps: handing outputs over while there is work, waiting for work otherwise.

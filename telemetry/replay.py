@@ -15,13 +15,14 @@ from typing import Any, Final
 import msgspec
 from pydantic import ValidationError
 
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from engine.errors import LawBroken
 from engine.events import (
     SCHEMA_VERSION,
     AbortRequested,
     AnyEvent,
     EngineStarted,
+    EventSink,
     RequestArrived,
     ResponseSent,
     StepCompleted,
@@ -38,7 +39,8 @@ from telemetry.schema import DEEP, NOT_TAKEN, LineUnion, RecordError, decode, en
 from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord, RefusalsFoldedRecord
 
 Entry = AnyEvent | LineUnion
-_INPUTS: Final = (RequestArrived, AbortRequested, StepPlanned, StepCompleted, EngineStarted, ResponseSent)
+#: Events that are inputs of the core, or that take a number from its sequence.
+INPUTS: Final = (RequestArrived, AbortRequested, StepPlanned, StepCompleted, EngineStarted, ResponseSent)
 _EVENTS: Final = msgspec.json.Decoder(AnyEvent)
 #: First version whose decode steps tell the claims of all their rows as one move.
 _CLAIMS_TOGETHER_SINCE: Final = 2
@@ -147,7 +149,7 @@ class Tape:
             line, value = entry
             if isinstance(value, EventsMissingRecord):
                 return None
-            if isinstance(value, _INPUTS):
+            if isinstance(value, INPUTS):
                 return line, value
             place += 1
         return None
@@ -186,7 +188,7 @@ def _decode(raw: bytes) -> Entry:
 class Driver:
     """Feeds recorded inputs to a fresh scheduler. `LLMEngine.step` makes the same calls around an executor."""
 
-    def __init__(self, started: EngineStarted, comparer: Comparer, path: Path) -> None:
+    def __init__(self, started: EngineStarted, comparer: EventSink, path: Path) -> None:
         self.scheduler = Scheduler(_config(started, path), num_pages=started.num_pages, sink=comparer)
         self.scheduler.publisher.claims_apart = started.schema_version < _CLAIMS_TOGETHER_SINCE
         self.steps = 0
@@ -224,7 +226,10 @@ def _config(started: EngineStarted, path: Path) -> EngineConfig:
         recorded = msgspec.json.decode(started.config, type=dict[str, dict[str, Any]])
         scheduler = SchedulerConfig.model_validate(recorded["scheduler"] | _capacity(started))
         cache = CacheConfig.model_validate(recorded["cache"] | {"page_size": started.page_size})
-        return EngineConfig(scheduler=scheduler, cache=cache)
+        # Of the executor one thing decides anything; which executor it was does not.
+        overlap = recorded.get("executor", {}).get("overlap", False)
+        executor = ExecutorConfig.model_validate({"kind": "simulated", "overlap": overlap})
+        return EngineConfig(scheduler=scheduler, cache=cache, executor=executor)
     except KeyError as error:
         raise JournalError(f"{path}: the recorded configuration has no section {error}") from error
     except msgspec.MsgspecError as error:

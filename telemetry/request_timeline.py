@@ -50,7 +50,10 @@ class Held(NamedTuple):
 
 
 class Chunk:
-    """One prefill chunk. Times in nanoseconds, None until reached; `applied_ns` stays None when its step failed."""
+    """One prefill chunk. Times in nanoseconds, None until reached; `applied_ns` stays None when its step failed.
+
+    launched_ns  when its computation could begin: its step was launched, and the one before it was ready
+    """
 
     __slots__ = (
         "admitted_ns",
@@ -198,6 +201,10 @@ class RequestTimeline:
         self.run_from: int | None = None
         self.runs: list[tuple[int, int]] = []
         self.token_ns: array[int] = array("q")
+
+    def chunk_of(self, step: int) -> Chunk | None:
+        """The piece that `step` computed: the latest, or where steps overlap the one before it."""
+        return next((chunk for chunk in reversed(self.chunks[-2:]) if chunk.step == step), None)
 
     def mark(self, part: int, t_ns: int) -> None:
         """Charge the time since the cursor to `part`; an instant before the cursor charges nothing."""

@@ -42,7 +42,7 @@ from telemetry.request_timeline import (
     Chunk,
     RequestTimeline,
 )
-from telemetry.token_rows import change_of
+from telemetry.token_rows import change_of, has_row
 
 #: Emptied responses may never be reported (a caller without a server): beyond this many, the oldest are let go.
 KEPT_EMITTING: Final = 4096
@@ -86,6 +86,8 @@ class TimelineTracker:
         self.prefilling = 0
         self.decoding = 0
         self._plans: dict[int, StepPlanned] = {}
+        #: When the last step was ready.
+        self._ready_ns = 0
         self._closing: list[RequestTimeline] = []
         self._decisions: list[AdmissionDecided] = []
         self._group: tuple[str, ...] = ()
@@ -100,11 +102,6 @@ class TimelineTracker:
         """Take one event."""
         if (handle := HANDLERS.get(type(event))) is not None:
             handle(self, event)
-
-    @property
-    def in_step(self) -> bool:
-        """Whether a step was planned and has not come back yet."""
-        return bool(self._plans)
 
     @property
     def is_closing(self) -> bool:
@@ -187,7 +184,8 @@ class TimelineTracker:
             # In any other phase a step is in flight, whose StepCompleted has the instants.
             request.mark(request.phase, event.t_ns)
         request.finish, request.end_cause, request.finished_ns = FINISH_OF[event.cause], event.cause, event.t_ns
-        if self._plans:
+        plan = self._plans.get(event.step)
+        if plan is not None and has_row(plan, event.rid):
             # The token that ended it is reported by the StepCompleted that follows.
             self._closing.append(request)
         else:
@@ -258,20 +256,20 @@ class TimelineTracker:
         times = event.times
         launched, ready = times.launched_ns or event.t_ns, times.ready_ns or event.t_ns
         applied = times.applied_ns or event.t_ns
+        # Launched behind another step, it began when that was ready.
+        launched, self._ready_ns = min(max(launched, self._ready_ns), ready), ready
         for row in plan.prefills if plan is not None else ():
             request = self.live.get(row.rid)
-            if request is None or request.phase == QUEUE:
+            chunk = None if request is None or request.phase == QUEUE else request.chunk_of(event.step)
+            if request is None or chunk is None:
                 continue
-            chunk = request.chunks[-1]
-            if chunk.step != event.step and len(request.chunks) > 1:
-                chunk = request.chunks[-2]  # steps overlap: the next piece was planned already
             chunk.launched_ns, chunk.ready_ns = launched, ready
             chunk.applied_ns = None if event.failed else applied
             if request.first_token_ns is None:
                 request.mark(PREPARE, launched)
                 request.mark(CHUNK_FORWARD, ready)
                 request.mark(COMMIT, applied)
-            request.phase = EMIT if row.is_last else BETWEEN
+            request.phase = EMIT if row.is_last else BETWEEN if chunk is request.chunks[-1] else PREPARE
         if event.rows and not event.failed:
             self._tokens(event.rows, applied)
         self._flush_closing()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from engine.events import StepPlanned
 from engine.scheduler.plan import OutcomeRow
 
 #: As many newcomers are put in order one by one; more by a walk over all rows.
@@ -58,3 +59,8 @@ def change_of(before: tuple[str, ...], rows: tuple[OutcomeRow, ...]) -> RowChang
         change = RowChange(rids, ordered, tuple(old - members))
     _latest = _Answer(before, rows, change, members)
     return change
+
+
+def has_row(plan: StepPlanned, rid: str) -> bool:
+    """Whether the step computes something of a request."""
+    return rid in plan.sampling or any(row.rid == rid for row in plan.prefills)

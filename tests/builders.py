@@ -12,6 +12,7 @@ from engine.events import SCHEMA_VERSION, AnyEvent, EngineStarted, EventSink
 from engine.kvcache.page_keys import PageKeyer
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.request import FinishReason, Request
+from engine.scheduler.flight import Flight
 from engine.scheduler.plan import OutcomeRow, StepKind, StepOutcome, StepPlan, StepTimes
 from engine.scheduler.scheduler import Arrival, Scheduler
 
@@ -69,6 +70,9 @@ class CoreRun:
         self._order_from = 0
         self.now_ns = 0
         self.steps = 0
+        self._may_lag = int(config.executor.overlap)
+        #: When the steps that lag were planned.
+        self._planned_ns: dict[int, int] = {}
         publisher = self.scheduler.publisher
         publisher.emit(
             EngineStarted(
@@ -88,7 +92,7 @@ class CoreRun:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.state.requests)
+        return bool(self.scheduler.state.requests or self.scheduler.state.flights)
 
     def add(
         self,
@@ -124,21 +128,30 @@ class CoreRun:
         return self.scheduler.abort(rid, self.now_ns)
 
     def step(self, *, fail: bool = False) -> StepPlan:
-        """One step; `fail`: the executor raised."""
+        """One step; `fail`: the executor raised. With overlap: the next plan, then the outcome of the one before."""
+        flights = self.scheduler.state.flights
         self.now_ns += STEP_NS
         self.steps += 1
         self.scheduler.prepare(self.now_ns)
         plan = self.scheduler.commit(self.scheduler.plan(self.now_ns))
+        planned_ns = self.now_ns
         self.now_ns += STEP_NS
-        times = StepTimes(*[self.now_ns] * 7)
-        rows = () if fail else tuple(self._row(rid) for rid in plan.sampling)
-        self.scheduler.apply(plan, StepOutcome(plan.step, rows, times, fail and plan.kind is not StepKind.IDLE))
-        self.scheduler.complete(times)
+        while flights and (flights[0].plan is not plan or plan.kind is StepKind.IDLE or len(flights) > self._may_lag):
+            self._apply(flights[0], fail=fail)
+        self._planned_ns[plan.step] = planned_ns
         if self._after_step is not None:
             snapshot = self.scheduler.snapshot(order_from=self._order_from)
             self._order_from = snapshot.order.next_start if snapshot.order is not None else 0
             self._after_step(snapshot)
         return plan
+
+    def _apply(self, flight: Flight, *, fail: bool) -> None:
+        plan = flight.plan
+        begun_ns = self._planned_ns.pop(plan.step, self.now_ns)
+        times = StepTimes(*[begun_ns] * 5, self.now_ns, self.now_ns)
+        rows = () if fail else tuple(self._row(rid) for rid in flight.wanted(plan.sampling))
+        self.scheduler.apply(plan, StepOutcome(plan.step, rows, times, fail and plan.kind is not StepKind.IDLE))
+        self.scheduler.complete(times)
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until nobody is left; returns the steps taken. Fails the test when that takes too many."""
@@ -150,13 +163,14 @@ class CoreRun:
 
     def _row(self, rid: str) -> OutcomeRow:
         request, tokens, size = self.scheduler.state.requests[rid], self._tokens[rid], self.config.cache.page_size
-        token = made_up_token(rid, request.output_len, 12)
+        told = request.output_len - request.ahead_outputs
+        token = made_up_token(rid, told, 12)
         tokens.append(token if self._end_token else token + 1)
         key = None
         if len(tokens) % size == 0:
             key, self._chains[rid] = self._keyer.next(self._chains[rid], tokens[-size:])
         finish = None
-        if request.output_len + 1 >= request.max_new_tokens:
+        if told + 1 >= request.max_new_tokens:
             finish = FinishReason.LENGTH
         elif tokens[-1] == END_TOKEN and not request.ignore_eos:
             finish = FinishReason.STOP

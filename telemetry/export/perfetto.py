@@ -31,6 +31,7 @@ from telemetry.spans.step_tree import step_spans
 
 ENGINE, REQUESTS = 1, 2
 STEPS: Final = 1
+STEPS_TOO: Final = 2
 #: Ledgers of a pass: the counter's name, and the field of a ledger view.
 LEDGERS: Final = (
     ("ledger compute (tokens)", "rem_input"),
@@ -149,6 +150,8 @@ class TraceSink:
         self._zero_ns = start_ns
         self._engine_id = ""
         self._plans: dict[int, StepPlanned] = {}
+        #: When the last step on either track of steps ended.
+        self._step_ends = [0, 0]
         self._number: dict[str, int] = {}
         self._open: set[str] = set()
         self._next_tid = 1
@@ -197,8 +200,17 @@ class TraceSink:
         spans = step_spans(
             plan, event, engine_id=self._engine_id, kept_because="export", violations=[], span_of=lambda _rid: None
         )
-        shown = [self._span(span, ENGINE, STEPS, "step") for span in spans]
+        track = self._step_track(spans[0])
+        shown = [self._span(span, ENGINE, track, "step") for span in spans]
         self.steps += any(shown)
+
+    def _step_track(self, step: SpanDraft) -> int:
+        """Steps follow each other on one track; where they overlap, they take turns on two."""
+        track = STEPS if step.start_ns >= self._step_ends[0] else STEPS_TOO
+        if track == STEPS_TOO and not self._step_ends[1]:
+            self._file.name("thread_name", pid=ENGINE, tid=STEPS_TOO, name="steps that overlap")
+        self._step_ends[track != STEPS] = step.end_ns
+        return track
 
     def _plan_counters(self, plan: StepPlanned) -> None:
         t_ns = plan.t_ns

@@ -31,7 +31,9 @@ class StepSamples:
 
     def __init__(self) -> None:
         self._computed: dict[str, int] = {}
-        self._shape: Shape | None = None
+        #: Of the steps in flight; more than one where steps overlap.
+        self._shapes: dict[int, Shape] = {}
+        self._ready_ns = self._applied_ns = 0
         self._open: tuple[Shape, int, int, int] | None = None
         self._rows: list[tuple[float, ...]] = []
         self._every = 1
@@ -63,11 +65,12 @@ class StepSamples:
             length = self._computed.get(rid, 0) + 1
             self._computed[rid] = length
             read += length
-        self._shape = Shape(tokens, context, len(event.prefills), len(event.decodes), read)
+        self._shapes[event.step] = Shape(tokens, context, len(event.prefills), len(event.decodes), read)
 
     def _completed(self, event: StepCompleted) -> None:
-        times, shape = event.times, self._shape
-        self._shape = None
+        times, shape = event.times, self._shapes.pop(event.step, None)
+        before_ready, self._ready_ns = self._ready_ns, times.ready_ns
+        is_beside, self._applied_ns = times.started_ns < self._applied_ns, times.applied_ns
         if self._open is not None:
             before, forward, host, applied = self._open
             gap = times.started_ns - applied
@@ -76,8 +79,9 @@ class StepSamples:
             self._open = None
         if shape is None or event.failed or event.kind is StepKind.IDLE or times.ready_ns <= times.launched_ns:
             return
-        forward = times.ready_ns - times.launched_ns
-        host = times.applied_ns - times.started_ns - forward
+        forward = times.ready_ns - max(times.launched_ns, before_ready)
+        # Planned beside the step before, a step costs of the host's time what the executor waited for it.
+        host = times.launched_ns - before_ready if is_beside else times.applied_ns - times.started_ns - forward
         self._open = (shape, forward, max(host, 0), times.applied_ns)
 
     def _keep(self, shape: Shape, forward: int, host: int) -> None:

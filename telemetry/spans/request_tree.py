@@ -275,8 +275,8 @@ def _between(builder: _Builder) -> list[SpanDraft]:
     request = builder.request
     spans = []
     for index, (before, after) in enumerate(pairwise(request.chunks)):
-        if before.applied_ns is None or before.is_last:
-            continue
+        if before.applied_ns is None or before.is_last or after.admitted_ns < before.applied_ns:
+            continue  # where steps overlap the next piece may be planned before this one has come back
         if any(before.applied_ns <= stay.enter_ns <= after.admitted_ns for stay in builder.facts.stays[1:]):
             continue
         blocked = _blocked(request, before.applied_ns, after.admitted_ns)

@@ -12,6 +12,7 @@ from tests.sabotage import (
     index_faults,
     life_faults,
     meter_faults,
+    overlap_faults,
     span_faults,
     watch_faults,
 )
@@ -25,6 +26,7 @@ MODULES: Final = (
     index_faults,
     life_faults,
     meter_faults,
+    overlap_faults,
     span_faults,
     watch_faults,
 )
