@@ -187,9 +187,11 @@ class OverlappedSteps(_StepBase):
 
     def _can_go_ahead(self, before: _Begun) -> bool:
         """Whether the next step can be launched without the tokens of `before`."""
-        rows = () if before.batch is None else before.batch.sampling
-        hangs = any(row.history is not None or row.grammar is not None for row in rows)
-        return not hangs and self._scheduler.fits_ahead()
+        batch = before.batch
+        if batch is None:
+            return True
+        hangs = any(row.history is not None or row.grammar is not None for row in batch.sampling)
+        return not hangs and self._executor.allows_next(batch) and self._scheduler.fits_ahead()
 
     def _launch(self, before: _Begun | None, outputs: list[TokenOutput]) -> _Begun:
         """Begin a step and start its computation; ends that its plan brings are added to `outputs`."""

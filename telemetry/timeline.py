@@ -256,8 +256,9 @@ class TimelineTracker:
         times = event.times
         launched, ready = times.launched_ns or event.t_ns, times.ready_ns or event.t_ns
         applied = times.applied_ns or event.t_ns
-        # Launched behind another step, it began when that was ready.
-        launched, self._ready_ns = min(max(launched, self._ready_ns), ready), ready
+        if plan is not None and plan.t_ns < self._ready_ns:
+            launched = max(launched, self._ready_ns)  # launched behind another step, it began when that was ready
+        self._ready_ns = ready
         for row in plan.prefills if plan is not None else ():
             request = self.live.get(row.rid)
             chunk = None if request is None or request.phase == QUEUE else request.chunk_of(event.step)

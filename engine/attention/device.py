@@ -59,6 +59,10 @@ class DeviceRuntime(Protocol):
         """Start a copy of pinned `source` to `target` on the device. `source` stays as it is until an event says so."""
         ...
 
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Start a copy of `source` on the device to pinned `target`, which holds it once an event says so."""
+        ...
+
     def event(self) -> Event: ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
@@ -90,6 +94,9 @@ class CudaRuntime:
         return torch.empty(count, dtype=dtype, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
     def event(self) -> Event:

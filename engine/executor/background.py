@@ -30,6 +30,10 @@ class BackgroundExecutor:
         self.launch(batch)
         return self.collect()
 
+    def allows_next(self, batch: ForwardBatch) -> bool:  # noqa: ARG002 - protocol
+        """Always: the thread takes tokens over by itself."""
+        return True
+
     def launch(self, batch: ForwardBatch) -> None:
         self._launched.append(self._thread.submit(self._do, batch))
 

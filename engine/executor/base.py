@@ -118,6 +118,10 @@ class Executor(Protocol):
 class OverlappingExecutor(Executor, Protocol):
     """An executor that can be handed a batch while it computes another. It does them in the order of their launches."""
 
+    def allows_next(self, batch: ForwardBatch) -> bool:
+        """Whether the batch behind this one may be launched before this one was collected."""
+        ...
+
     def launch(self, batch: ForwardBatch) -> None:
         """Start a batch behind those that were launched before. May raise; then nothing of it is started."""
         ...

@@ -7,7 +7,7 @@ ones. The head is inside, sampling is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,8 +60,13 @@ class DecodeGraphs:
         # From the largest on: the smaller ones find its memory in the pool they share.
         self._captured = {size: self._capture(size, page_size) for size in reversed(self._sizes)}
 
-    def forward(self, batch: ForwardBatch, rows: Sequence[int]) -> torch.Tensor | None:
-        """Logits [S, vocab] of `rows`; None, with nothing done, for a batch that is not for a graph."""
+    def forward(
+        self, batch: ForwardBatch, rows: Sequence[int], take_over: Callable[[ForwardBatch, torch.Tensor], None]
+    ) -> torch.Tensor | None:
+        """Logits [S, vocab] of `rows`; None, with nothing done, for a batch that is not for a graph.
+
+        take_over  fills in tokens that the batch carries over from the one before, once the others are sent
+        """
         meta = batch.metadata
         if meta.num_rows != meta.batch_size or not (meta.qo_lens == 1).all():
             return None
@@ -72,7 +77,8 @@ class DecodeGraphs:
         filled = padded(meta, size, self._spare_page)
         token_ids = np.concatenate((batch.token_ids, np.zeros(size - meta.batch_size, dtype=np.int64)))
         self._attention.prepare_captured(filled)
-        *_, wanted = _send(captured.staging, token_ids, filled, rows)
+        sent, *_, wanted = _send(captured.staging, token_ids, filled, rows)
+        take_over(batch, sent)
         captured.graph.replay()
         return captured.logits.index_select(0, wanted)
 

@@ -27,6 +27,7 @@ from engine.executor.gpu_memory import (
 )
 from engine.executor.manual import ManualDriver
 from engine.executor.numeric_type import numeric_type
+from engine.executor.overlapped_torch import OverlappedTorchExecutor
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.models.llama import LlamaModel
 from engine.models.loader import load_model
@@ -105,7 +106,8 @@ class GpuStart:
     def _executor(
         self, model: LlamaModel, attention: AttentionBackend, name: str, context: int, pages: int
     ) -> TorchExecutor:
-        return TorchExecutor(
+        kind = OverlappedTorchExecutor if self._config.executor.overlap else TorchExecutor
+        return kind(
             model,
             name=name,
             page_size=self._config.cache.page_size,

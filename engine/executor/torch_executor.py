@@ -85,6 +85,7 @@ class TorchExecutor:
         self._layer_caches = [
             LayerCache(k=k, v=v, k_slots=k.flatten(0, 1), v_slots=v.flatten(0, 1)) for k, v in self.kv_cache
         ]
+        self._runtime = None if gpu is None else gpu.runtime
         self._stagings: Rotation[Staging] | None = None
         self._graphs: DecodeGraphs | None = None
         if gpu is not None:
@@ -122,12 +123,13 @@ class TorchExecutor:
         self._check(batch, rows)
         meta = batch.metadata
         with torch.inference_mode():
-            if self._graphs is not None and (logits := self._graphs.forward(batch, rows)) is not None:
+            if self._graphs is not None and (logits := self._graphs.forward(batch, rows, self._take_over)) is not None:
                 return logits
             self._attention.prepare(meta)
             token_ids, positions, out_slots, wanted = self._to_device(
                 batch.token_ids, meta.positions.astype(np.int64), meta.out_slots, np.array(rows, dtype=np.int64)
             )
+            self._take_over(batch, token_ids)
             return self._model.forward(
                 token_ids,
                 positions,
@@ -146,6 +148,10 @@ class TorchExecutor:
         views = staging.upload()
         staging.sent()
         return views
+
+    def _take_over(self, batch: ForwardBatch, token_ids: torch.Tensor) -> None:  # noqa: ARG002 - for who overlaps
+        """Fill in what `batch.carried` names, in `token_ids` [R] where the model is. Here nothing is carried."""
+        assert not batch.carried, "this executor has every token of a batch before it starts"
 
     def close(self) -> None:
         """Give the K/V memory back. The executor takes no more steps."""

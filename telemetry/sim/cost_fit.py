@@ -79,7 +79,7 @@ class StepSamples:
             self._open = None
         if shape is None or event.failed or event.kind is StepKind.IDLE or times.ready_ns <= times.launched_ns:
             return
-        forward = times.ready_ns - max(times.launched_ns, before_ready)
+        forward = times.ready_ns - (max(times.launched_ns, before_ready) if is_beside else times.launched_ns)
         # Planned beside the step before, a step costs of the host's time what the executor waited for it.
         host = times.launched_ns - before_ready if is_beside else times.applied_ns - times.started_ns - forward
         self._open = (shape, forward, max(host, 0), times.applied_ns)

@@ -84,7 +84,7 @@ def test_without_a_gpu_it_says_so_after_section_0_and_ends_with_0(
     assert len(written["left_out"]) == len(runner.LEFT_OUT)
     page = (tmp_path / "gpu_check.md").read_text("utf-8")
     assert page.count("not run: no GPU") == 12
-    assert "overlap scheduling is not built" in page
+    assert "without a scheduler to plan ahead" in page
 
 
 def test_only_names_sections_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

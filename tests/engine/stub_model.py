@@ -173,6 +173,9 @@ class LateModel:
     def execute(self, batch: ForwardBatch) -> StepResult:
         raise AssertionError("an engine that overlaps launches and collects")
 
+    def allows_next(self, batch: ForwardBatch) -> bool:
+        return True
+
     def launch(self, batch: ForwardBatch) -> None:
         if self.fail_next_launch:
             self.fail_next_launch = False

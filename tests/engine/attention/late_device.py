@@ -34,6 +34,7 @@ class NotPinned(AssertionError):
 class LateDevice:
     """late    work waits in a list until somebody waits for it; False: done at once
     deaf       waiting for an event does nothing: what code without events would do
+    late_fetches  copies to the host wait until somebody waits for them, or for anything behind them
     poisons    what was written over arrives as poison; False: as what was written
     memory_plan   what `memory` answers, call by call; the last one for ever
     """
@@ -43,6 +44,7 @@ class LateDevice:
         *,
         late: bool = True,
         deaf: bool = False,
+        late_fetches: bool = False,
         poisons: bool = True,
         memory_plan: list[DeviceMemory] | None = None,
     ) -> None:
@@ -52,6 +54,7 @@ class LateDevice:
         self.done = 0
         self._late = late
         self._deaf = deaf
+        self._late_fetches = late_fetches
         self._poisons = poisons
         self._pinned: list[torch.Tensor] = []
         self._graph: LateGraph | None = None
@@ -82,6 +85,19 @@ class LateDevice:
 
         self.log.append(f"copy {len(source)}")
         self._start(arrive)
+
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if not self.is_pinned(target):
+            raise NotPinned(f"a copy of {tuple(source.shape)} {source.dtype} goes to memory that is not pinned")
+        self.log.append(f"fetch {len(source)}")
+
+        def arrive() -> None:
+            target.copy_(source)
+
+        if self._late_fetches:
+            self.waiting.append(arrive)
+        else:
+            self._start(arrive)
 
     def launch(self, kernel: Callable[[], None]) -> None:
         """A kernel: it runs in its place in the stream, and again in each replay of a graph that holds it."""
