@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from engine.errors import RefusalCause
+from engine.scheduler.plan import StepTimes
 from engine.server.observer import CutCause
 from telemetry.metric_catalog import CATALOG, FRONT_END, Metric
 
@@ -46,6 +47,19 @@ class Books:
     def cell(self, name: str, value: str = "") -> int:
         """First cell of a family for a label value; KeyError when the catalogue has no such pair."""
         return self.at[name, value]
+
+    def charge(self, cell: int, start: int, ends: Iterable[int], *, overlaps: bool) -> None:
+        """Charge stretches that follow each other from `start` on to one cell after the other. One that ends before it
+        begins is a fault, or where steps overlap a stretch that was charged before."""
+        cells = self.cells
+        for end in ends:
+            if end >= start:
+                cells[cell] += end - start
+                start = end
+            elif not overlaps:
+                self.refused += 1
+                start = end
+            cell += 1
 
     def add(self, cell: int, amount: int) -> None:
         """Raise a counter."""
@@ -183,3 +197,15 @@ class FrontEndMetrics:
     @property
     def at(self) -> dict[tuple[str, str], int]:
         return self._books.at
+
+
+def cuts_of(times: StepTimes) -> tuple[int, ...]:
+    """Where the first six phases of a step end, in order: the stretches between its cuts."""
+    return (
+        times.plan_from_ns,
+        times.planned_ns,
+        times.committed_ns,
+        times.launched_ns,
+        times.ready_ns,
+        times.applied_ns,
+    )

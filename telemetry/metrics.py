@@ -29,6 +29,7 @@ from engine.scheduler.decision import ADMITTED
 from engine.scheduler.plan import StepKind
 from invariants.members import FINISHED, WAITING
 from telemetry.exemplars import Exemplars
+from telemetry.metric_books import cuts_of
 from telemetry.metric_catalog import KV_STATES, LEDGERS, NS, PHASES, POSITION_OF, LiveState
 from telemetry.observe import BLOCKERS
 from telemetry.request_metrics import RequestMetrics
@@ -335,28 +336,10 @@ class MetricsSink(RequestMetrics):
             self._books.observe(position, times.ready_ns - began_ns)
 
     def _phases(self, event: StepCompleted) -> None:
-        """Charge the time since the last step to phases. What the host did while that one was computed, where steps
-        overlap, was charged with its forward."""
-        times, books, cell = event.times, self._books, self._phase_cell
+        times, cells = event.times, self._books.cells
+        # What the host did while the step before was computed, where steps overlap, was charged with that one's forward.
         start = max(times.started_ns, self._last_applied_ns) if self._overlaps else times.started_ns
-        ends = (
-            times.plan_from_ns,
-            times.planned_ns,
-            times.committed_ns,
-            times.launched_ns,
-            times.ready_ns,
-            times.applied_ns,
-        )
-        cells = books.cells
-        # The first six phases, in order, are the stretches between the cuts of a step.
-        for end in ends:
-            if end >= start:
-                cells[cell] += end - start
-                start = end
-            elif not self._overlaps:
-                books.refused += 1
-                start = end
-            cell += 1
+        self._books.charge(self._phase_cell, start, cuts_of(times), overlaps=self._overlaps)
         outside = times.started_ns - self._last_applied_ns
         if outside > 0:
             # Between two steps: handing outputs over while there is work, waiting for work otherwise.
