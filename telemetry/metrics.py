@@ -337,7 +337,7 @@ class MetricsSink(RequestMetrics):
 
     def _phases(self, event: StepCompleted) -> None:
         times, cells = event.times, self._books.cells
-        # What the host did while the step before was computed, where steps overlap, was charged with that one's forward.
+        # Where steps overlap, what the host did while the one before was computed was charged with its forward.
         start = max(times.started_ns, self._last_applied_ns) if self._overlaps else times.started_ns
         self._books.charge(self._phase_cell, start, cuts_of(times), overlaps=self._overlaps)
         outside = times.started_ns - self._last_applied_ns

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from engine.events import RecordingSink, StepCompleted, StepPlanned
+from engine.events import RecordingSink, RequestTransitioned, StepCompleted, StepPlanned
 from engine.llm_engine import LLMEngine
 from engine.scheduler.plan import StepKind
+from invariants import InvariantChecker
 from tests.builders import engine_config
 from tests.engine.stub_model import StubRun
 from tests.stateful.laws import check_state
@@ -159,6 +160,35 @@ def test_under_pressure_retractions_keep_what_was_said(accounting: str, page_siz
     drain(run)
     if accounting == "reference":
         assert any(event.retractions for event in sink.events if isinstance(event, StepPlanned))
+
+
+def test_a_token_may_end_a_request_that_was_pushed_back_while_it_was_under_way() -> None:
+    sink, checker = RecordingSink(), InvariantChecker()
+    run = StubRun(
+        engine_config(
+            overlap=True,
+            page_size=4,
+            enable_priority_scheduling=True,
+            enable_priority_preemption=True,
+            priority_preemption_threshold=0,
+            max_running_requests=1,
+        ),
+        sink,
+        checker,
+    )
+    run.add("low", prompt(1, 9), 40, priority=0, stop_token_ids=tuple(range(32, 128)), min_new_tokens=2)
+    run.step()
+    run.step()
+    run.add("high", prompt(2, 9), 3, priority=9)
+    drain(run)
+    assert run.end("low") == ("stop", "stop_token")
+    assert len(run.tokens("low")) == 2
+    ends = [event for event in sink.events if isinstance(event, RequestTransitioned) and event.rid == "low"][-2:]
+    assert [(event.source, event.target, event.cause) for event in ends] == [
+        ("decode", "waiting", "preempt"),
+        ("waiting", "finished", "stop"),
+    ]
+    assert checker.total_violations == 0
 
 
 def test_idle_steps_are_as_few_as_without() -> None:

@@ -57,10 +57,11 @@ def simulate(
     sink: EventSink | None = None,
     breaker: Breaker | None = None,
     most_steps: int | None = None,
+    overlap: bool = False,
 ) -> Report:
     """Run a scenario, or so many steps of it. Never raises for a fault of the engine: the report tells it."""
     started = time.process_time()
-    world = World(scenario, audit_every=audit_every, sink=sink)
+    world = World(scenario, audit_every=audit_every, sink=sink, overlap=overlap)
     failure = None
     with _quiet(), nullcontext() if breaker is None else breaker(world):
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+from engine.events import EngineStarted, RecordingSink, StepCompleted, StepPlanned
 from tests.simulation.generate import scenario_of
 from tests.simulation.run import run_seeds
 from tests.simulation.scenario import load, save
@@ -26,6 +28,25 @@ def test_fifty_seeds_run_clean_and_reach_everything() -> None:
     assert {key: summary.seen[key] for key in UNREACHABLE if summary.seen[key]} == {}, "reached after all"
     assert summary.line().startswith(f"sim: 50 of 50 seeds clean, {summary.steps} steps, 0 violations, hash ")
     assert summary.steps > 50 * STEPS
+
+
+def test_seeds_run_clean_where_steps_overlap() -> None:
+    """The same seeds with every step planned before the outcome of the one before it, where that can be."""
+    sink = RecordingSink()
+    reports = [simulate(scenario_of(seed, 150), overlap=True, sink=sink) for seed in range(22)]
+    assert [(report.seed, report.failure) for report in reports if report.failure is not None] == []
+    applied, ahead = 0, Counter[str]()
+    for event in sink.events:
+        if isinstance(event, EngineStarted):
+            applied = 0
+        elif isinstance(event, StepCompleted):
+            applied = event.step
+        elif isinstance(event, StepPlanned) and event.step > applied + 1:
+            ahead["planned"] += 1
+            ahead["preempted"] += len(event.preempted)
+            ahead["prompts"] += len(event.prefills)
+    assert ahead["planned"] > sum(report.steps for report in reports) // 2
+    assert min(ahead["preempted"], ahead["prompts"]) > 0
 
 
 def test_what_is_said_to_be_out_of_reach_is_on_the_list() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.config import ExecutorConfig
 from engine.errors import RefusalCause, RequestRefused
 from engine.events import AnyEvent, EventSink, FanOut, NullSink
 from engine.llm_engine import EngineRequest, LLMEngine, TokenOutput
@@ -20,7 +21,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from invariants import InvariantChecker
 from telemetry.folding import EventHash
-from tests.engine.stub_model import StubFailure, assert_nothing_held, expected_tokens
+from tests.engine.stub_model import LateModel, StubFailure, assert_nothing_held, expected_tokens
 from tests.simulation.model import Poisoner, SimClock, SimModel
 from tests.simulation.scenario import (
     Abort,
@@ -78,11 +79,16 @@ class World:
     """One engine and what is done to it.
 
     audit_every  a snapshot is audited after every so many steps
+    overlap      steps are planned while the one before them is computed
     sink         hears the events too, before the checker may raise
     """
 
-    def __init__(self, scenario: Scenario, *, audit_every: int = 1, sink: EventSink | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, *, audit_every: int = 1, sink: EventSink | None = None, overlap: bool = False
+    ) -> None:
         config = scenario.engine_config()
+        if overlap:
+            config = config.model_copy(update={"executor": ExecutorConfig(kind="simulated", overlap=True)})
         self.config = config
         self.scenario = scenario
         self.clock = SimClock(scenario.tick_ns)
@@ -91,9 +97,10 @@ class World:
         self.checker = InvariantChecker(overrides=overrides)
         self._hasher = _Hasher()
         sinks = FanOut((self._hasher, sink or NullSink(), self.checker))
-        self.seen = Seen(Poisoner(self.model, sinks))
+        executor = LateModel(self.model) if overlap else self.model
+        self.seen = Seen(Poisoner(executor, sinks))
         self.engine = LLMEngine(
-            config, executor=self.model, clock=self.clock, sink=self.seen, key_secret=b"sim", version="sim"
+            config, executor=executor, clock=self.clock, sink=self.seen, key_secret=b"sim", version="sim"
         )
         self.engine.scheduler.kv.allocation_fault = self._allocation_misses
         self.lives: dict[str, _Life] = {}
