@@ -160,7 +160,8 @@ class StepPlanned(Event, frozen=True, tag=True):
 
 
 class StepCompleted(Event, frozen=True, tag=True):
-    """A step was applied. `rows` are the outcome (an input); `times` cut the step (an input).
+    """A step was applied. `rows` are the outcome (an input); `times` cut the step (an input). Where steps overlap it
+    comes after the next plan; like the ends that it brings, it has the number of its own step.
 
     pages  [free, private, protected, evictable] after apply
     """

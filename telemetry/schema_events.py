@@ -256,13 +256,13 @@ class StepPlannedRecord(EventRecord):
 
 
 class StepCompletedRecord(EventRecord):
-    """A step was applied. `rows`, `times` and `failed` are inputs."""
+    """A step was applied; with overlap after the next plan, under its own number. `rows`, `times`, `failed`: inputs."""
 
     type: Literal["StepCompleted"] = "StepCompleted"
     kind: StepKind
     """What the step computes."""
     rows: tuple[OutcomePart, ...]
-    """One for each sampled token."""
+    """One for each sampled token; none for a request that ended by the outcome of the step before."""
     times: TimesPart
     """Cuts of the step."""
     failed: bool

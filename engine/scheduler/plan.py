@@ -118,6 +118,9 @@ class StepTimes(msgspec.Struct, frozen=True, gc=False):
 
     drain [started, planned_from) · plan [planned_from, planned) · commit [planned, committed) ·
     prepare [committed, launched) · forward [launched, ready) · apply [ready, applied)
+
+    Where steps overlap: launched behind the step before, it is computed from when that one is ready; ready when the
+    host has its tokens, which is after it launched the next one.
     """
 
     started_ns: int = 0

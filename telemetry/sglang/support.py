@@ -40,6 +40,7 @@ NOT_JUDGED: Final[dict[str, str]] = {
     "INV-PAGE-01": _PAGES,
     "INV-PAGE-02": _PAGES,
     "INV-PAGE-03": _PAGES,
+    "INV-PAGE-04": _PAGES,
     "INV-INDEX-01": "about this engine's index",
     "INV-REQ-02": "SGLang makes no such promise: this engine's guards do",
     "INV-REQ-04": _OWN,

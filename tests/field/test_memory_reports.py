@@ -293,7 +293,10 @@ def test_fr_25_a_cancelled_id_is_free_once_its_end_is_handed_out() -> None:
 @chunk_on_and_off
 @pages_1_and_16
 @pytest.mark.parametrize("how_many", [1, 8])
-def test_fr_42_the_shortest_outputs(page_size: int, chunk: int | None, enable_mixed_chunk: bool, how_many: int) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_fr_42_the_shortest_outputs(
+    page_size: int, chunk: int | None, enable_mixed_chunk: bool, how_many: int, overlap: bool
+) -> None:
     """max_new_tokens 1 and 2, and EOS as the very first token: exactly so many tokens, and rows are free at once."""
     config = engine_config(
         page_size=page_size,
@@ -301,6 +304,7 @@ def test_fr_42_the_shortest_outputs(page_size: int, chunk: int | None, enable_mi
         chunked_prefill_size=chunk,
         enable_mixed_chunk=enable_mixed_chunk,
         max_running_requests=2,
+        overlap=overlap,
     )
     for limit in (1, 2):
         run, sink = started(config)
@@ -327,9 +331,10 @@ def _prompt_with_early_eos(at: int) -> list[int]:
 
 
 @pages_1_and_16
-def test_fr_42_the_end_token_first_and_ignored_and_held_back(page_size: int) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_fr_42_the_end_token_first_and_ignored_and_held_back(page_size: int, overlap: bool) -> None:
     """EOS as the first token stops at once; ignore_eos runs on; min_new_tokens=5 with EOS at 2 gives at least 5."""
-    run, _ = started(engine_config(page_size=page_size, num_pages=512 // page_size))
+    run, _ = started(engine_config(page_size=page_size, num_pages=512 // page_size, overlap=overlap))
     first, second = _prompt_with_early_eos(1), _prompt_with_early_eos(2)
     run.add("stops", first, 9, ignore_eos=False)
     run.add("ignores", first, 9, ignore_eos=True)

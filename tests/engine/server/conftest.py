@@ -47,13 +47,14 @@ def _servers() -> Iterator[Serve]:
         server: dict[str, Any] | None = None,
         context: int = 2048,
         step_ms: float = 0.0,
+        overlap: bool = False,
         **options: Any,
     ) -> LiveServer:
         config = EngineConfig(
             scheduler=SchedulerConfig(**scheduler or {}),
             cache=CacheConfig(**({"num_pages": 512} | (cache or {}))),
             model=ModelConfig(max_context_tokens=context),
-            executor={"kind": "simulated", "simulated_step_ms": step_ms},
+            executor={"kind": "simulated", "simulated_step_ms": step_ms, "overlap": overlap},
             server=ServerConfig(**({"port": 0, "drain_timeout_s": 1.0} | (server or {}))),
         )
         servers.append(LiveServer(config, **options))

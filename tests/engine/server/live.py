@@ -17,6 +17,7 @@ from engine.clock import MonotonicClock
 from engine.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, SchedulerConfig, ServerConfig
 from engine.errors import RefusalCause
 from engine.events import FanOut, RecordingSink
+from engine.executor.background import BackgroundExecutor
 from engine.executor.base import ForwardBatch, SampledToken, StepResult, TokenLogprobs
 from engine.executor.factory import build_executor
 from engine.executor.simulated import SimulatedExecutor
@@ -134,7 +135,7 @@ class LiveServer:
         grammars = self.grammars = Grammars(self.tokenizer, info.vocab_size) if with_grammars else None
         self.engine = LLMEngine(
             config,
-            executor=self.executor,
+            executor=BackgroundExecutor(self.executor) if config.executor.overlap else self.executor,
             clock=MonotonicClock(),
             sink=FanOut((self.sink, self.checker)),
             stop_watcher=stop_watchers(self.tokenizer),

@@ -174,8 +174,9 @@ def test_fr_41_absent_max_tokens_takes_what_the_context_has(serve: Any) -> None:
 A = ord("a")
 
 
-def combination(chunked: bool, mixed: bool) -> dict[str, Any]:
+def combination(chunked: bool, mixed: bool, overlap: bool = False) -> dict[str, Any]:
     return {
+        "overlap": overlap,
         "scheduler": {
             "max_running_requests": 2,
             "chunked_prefill_size": 16 if chunked else None,
@@ -185,8 +186,8 @@ def combination(chunked: bool, mixed: bool) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("chunked", "mixed"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("script", "ask", "text", "tokens", "finish"),
     [
@@ -217,8 +218,9 @@ def test_fr_42_max_tokens_at_its_edges(
     finish: str,
     chunked: bool,
     mixed: bool,
+    overlap: bool,
 ) -> None:
-    live = scripted(shared, script, **combination(chunked, mixed))
+    live = scripted(shared, script, **combination(chunked, mixed, overlap))
     prompt = [50] * 40
     alone = live.post(prompt=prompt, **ask).json()
     # Eight at once, two rows: the paths of a full engine.
@@ -233,8 +235,9 @@ def test_fr_42_max_tokens_at_its_edges(
     live.assert_nothing_held()
 
 
-def test_fr_42_one_token_needs_no_decode_step(serve: Any) -> None:
-    live = serve()
+@pytest.mark.parametrize("overlap", [False, True])
+def test_fr_42_one_token_needs_no_decode_step(serve: Any, overlap: bool) -> None:
+    live = serve(overlap=overlap)
     live.post(max_tokens=1)
     assert live.engine.work_steps == 1
 
@@ -262,9 +265,12 @@ def test_fr_42_zero_is_refused(serve: Any) -> None:
         pytest.param("aXbXc", {"stop": ["X"], "min_tokens": 3}, "aXb", "stop", id="min_tokens"),
     ],
 )
-def test_fr_43_stop_strings_over_http(shared: Any, text: str, ask: dict[str, Any], expected: str, finish: str) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_fr_43_stop_strings_over_http(
+    shared: Any, text: str, ask: dict[str, Any], expected: str, finish: str, overlap: bool
+) -> None:
     script = list(text.encode())
-    live = scripted(shared, script)
+    live = scripted(shared, script, overlap=overlap)
     ask = {"max_tokens": 50, "prompt": "the prompt says STOP", **ask}
     whole = live.post(**ask).json()
     assert (whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == (expected, finish)
