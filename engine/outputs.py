@@ -69,7 +69,7 @@ class OutputDesk:
             return outputs, StepOutcome(plan.step, (), times, failed=True)
         rows = []
         for token in result.tokens:
-            if token.rid in void:
+            if void and token.rid in void:
                 continue
             request = self._requests[token.rid]
             settled = self._tokens.settle(token.rid, token.token_id)

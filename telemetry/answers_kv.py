@@ -46,7 +46,11 @@ def order_of(model: ReadModel, snapshot: SchedulerSnapshot) -> Order:
     """What an audited state says of the tree."""
     at = None
     for row in reversed(model.steps):
-        if row.planned.step == snapshot.step and row.completed is not None:
+        # Where steps overlap, the step of a snapshot is in flight: the one before it was applied.
+        if (
+            snapshot.step - model.config.executor.overlap <= row.planned.step <= snapshot.step
+            and row.completed is not None
+        ):
             at = row.completed.times.applied_ns
             break
     nodes = snapshot.kv.nodes

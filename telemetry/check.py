@@ -210,11 +210,15 @@ class _Judge:
             self._hear(event)
         return None
 
+    def _awaits_outcome(self) -> bool:
+        """Whether the last step that is asked for is in flight, as where steps overlap it is behind the next plan."""
+        flights = () if self.driver is None or self.is_alone else self.driver.scheduler.state.flights
+        return any(flight.plan.step == self._until_step for flight in flights)
+
     def _hear(self, event: AnyEvent) -> bool:
         """Judge one event. False once the end that was asked for is reached."""
-        if (self._until_step is not None and event.step > self._until_step) or (
-            self._until_seq is not None and event.seq > self._until_seq
-        ):
+        past_step = self._until_step is not None and event.step > self._until_step and not self._awaits_outcome()
+        if past_step or (self._until_seq is not None and event.seq > self._until_seq):
             self.is_done = True
             return False
         if isinstance(event, EngineStarted):

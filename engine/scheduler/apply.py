@@ -55,9 +55,14 @@ def apply_outcome(state: SchedulerState, plan: StepPlan, outcome: StepOutcome, p
                 ended.add(request.rid)
         elif _one_token(state, request, by_rid[piece.rid], publisher, is_first=True):
             ended.add(piece.rid)
+    overlaps = state.overlaps
     for rid in flight.wanted(plan.decodes):
         request = state.requests[rid]
-        _arrive(state, request, 1, request.computed_len + 1)
+        if overlaps:
+            _arrive(state, request, 1, request.computed_len)
+        else:  # what `_arrive` does, without a call for each row
+            request.computed_len += 1
+            request.in_flight -= 1
         if _one_token(state, request, by_rid[rid], publisher, is_first=False):
             ended.add(rid)
     drop_ended(state, ended)

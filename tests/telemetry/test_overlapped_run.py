@@ -255,3 +255,11 @@ def test_an_explanation_tells_the_first_token_once(run: Run) -> None:
 def test_every_event_is_known_to_the_readers(run: Run) -> None:
     events: list[AnyEvent] = run.recorded.events
     assert [event.seq for event in events] == list(range(len(events)))
+
+
+def test_a_check_up_to_a_step_hears_its_outcome(run: Run, journal: Path) -> None:
+    until = next(event.step for event in run.of(StepPlanned) if event.step > 40)
+    report = check(journal, until_step=until)
+    heard = run.recorded.events[: report.events]
+    assert heard[-1].step == until
+    assert isinstance(heard[-1], StepCompleted)

@@ -16,9 +16,11 @@ from engine.attention.device import CudaRuntime, DeviceMemory
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.executor import gpu
+from engine.executor.background import BackgroundExecutor
 from engine.executor.factory import build_executor, build_gpu_executor
 from engine.executor.gpu_memory import LargestStep, WarmUp, fitting_pages, largest_step, out_of_memory
 from engine.executor.manual import ManualDriver
+from engine.executor.overlapped_torch import OverlappedTorchExecutor
 from tests.engine.attention.late_device import GIB, LateDevice
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
 from tests.engine.models.gguf_files import tiny_weights, write_gguf
@@ -65,6 +67,20 @@ REFUSED = {
 def test_settings_that_contradict_each_other_are_refused_by_name(message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineConfig.model_validate({"executor": REFUSED[message]})
+
+
+def test_steps_overlap_on_a_gpu_and_with_made_up_tokens_only(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"executor\.overlap=True contradicts executor\.device=cpu"):
+        EngineConfig.model_validate({"executor": {"overlap": True}})
+    device = LateDevice(late=False)
+    asked = config(cache={"num_pages": 8}, executor={"overlap": True})
+    assert isinstance(
+        build_gpu_executor(asked, path, device, kernels=ShapedFlashInfer(device)), OverlappedTorchExecutor
+    )
+    simulated = EngineConfig.model_validate({"executor": {"kind": "simulated", "overlap": True}})
+    made = build_executor(simulated)
+    assert isinstance(made, BackgroundExecutor)
+    made.close()
 
 
 def test_the_reference_compares_on_a_gpu_in_any_type() -> None:

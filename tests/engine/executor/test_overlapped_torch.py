@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from engine.config import EngineConfig
 from engine.events import RecordingSink, StepCompleted, StepPlanned
 from engine.executor.background import BackgroundExecutor
 from engine.executor.base import Executor, ForwardBatch, StepResult
+from engine.executor.manual import ManualDriver
 from engine.executor.overlapped_torch import OverlappedTorchExecutor
 from engine.executor.torch_executor import Gpu
 from engine.llm_engine import EngineRequest, LLMEngine
@@ -204,3 +206,31 @@ def test_results_that_come_late_are_those_of_their_steps() -> None:
     want, _ = answers(tiny_executor(page_size=4, num_pages=64), GREEDY, overlap=False)
     found, _ = answers(BackgroundExecutor(Slow(tiny_executor(page_size=4, num_pages=64))), GREEDY, overlap=True)
     assert found == want
+
+
+def batch_of(step: int, *, carried: tuple[tuple[int, int], ...] = ()) -> ForwardBatch:
+    driver = ManualDriver(tiny_executor(page_size=4, num_pages=64))
+    made = driver.batch([(driver.add("r", prompt(5, 1)), 5)])
+    return replace(made, step=step, carried=carried)
+
+
+def test_a_batch_that_failed_on_the_thread_is_told_when_it_is_collected() -> None:
+    seen: list[int] = []
+
+    class FailsOnce(Slow):
+        def execute(self, batch: ForwardBatch) -> StepResult:
+            seen.append(int(batch.token_ids[4]))
+            if len(seen) == 1:
+                raise RuntimeError("ordered")
+            return super().execute(batch)
+
+    executor = BackgroundExecutor(FailsOnce(tiny_executor(page_size=4, num_pages=64)))
+    executor.launch(batch_of(1))
+    executor.launch(batch_of(2, carried=((4, 0),)))
+    with pytest.raises(RuntimeError, match="ordered"):
+        executor.collect()
+    first = executor.collect()
+    executor.launch(batch_of(3, carried=((4, 0),)))
+    assert executor.collect().step == 3
+    assert seen[1:] == [0, first.tokens[0].token_id], "no token to take over, then the one before"
+    executor.close()
