@@ -49,6 +49,10 @@ class _StepCells(NamedTuple):
     requests: int
 
 
+#: Plans whose completion is awaited: at most two are in flight, more only where completions were lost on the way here.
+_MOST_PLANS: Final = 4
+
+
 class MetricsSink(RequestMetrics):
     """Counts events. One thread feeds it; `snapshot` and the front end's hooks are for any thread.
 
@@ -254,6 +258,8 @@ class MetricsSink(RequestMetrics):
         self._timeline.planned(event)
         positions, self._positions = self._positions, []
         self._plans[event.step] = event, [] if event.claim_failed else positions
+        if len(self._plans) > _MOST_PLANS:
+            del self._plans[next(iter(self._plans))]
         if event.pass_end is not None:
             self._books.cells[self._passed_cell], self._passed_over = self._passed_over, 0
             self._books.cells[self._end_cells[event.pass_end.stopped_by]] += 1
