@@ -102,6 +102,10 @@ NAME ?= all
 incident: $(STAMP)  ## an incident, made, diagnosed and cured: docs/debugging.md (NAME=starvation; all by default)
 	$(BIN)/python -m bench.incidents $(NAME) $(ARGS)
 
+.PHONY: bench-overlap
+bench-overlap: $(STAMP)  ## what executor.overlap hides of the host's time, over an executor that only waits
+	$(BIN)/python -m bench.overlap $(ARGS)
+
 .PHONY: bench-scrape
 bench-scrape: $(STAMP)  ## how long a scrape of /metrics holds up the engine thread
 	$(BIN)/python -m bench.scrape $(ARGS)

@@ -1,6 +1,6 @@
 """What overlapping hides: milliseconds a step, with `executor.overlap` and without, over an executor that only waits.
 
-    python -m bench.overlap [--rows 64 256] [--forward-ms 2 5] [--steps 300]
+    make bench-overlap ARGS="--rows 64 256 --forward-ms 2 5 --steps 300"
 
 The executor sleeps as long as a forward pass would take on another device, so what a step takes beyond that is the
 host's. Prints a table; the two ways take turns, and the median of three turns counts.
