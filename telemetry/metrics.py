@@ -80,12 +80,9 @@ class MetricsSink(RequestMetrics):
         self._page_size = 1
         self._max_rows = 0
         self._wall_offset_ns = 0
-        self._last_applied_ns = 0
+        self._last_applied_ns = self._last_ready_ns = 0
         self._idle_since_ns: int | None = None
-        #: In flight, with where the pieces of each plan are counted: one step, or two where steps overlap.
-        self._plans: dict[int, tuple[StepPlanned, list[int]]] = {}
-        self._overlaps = False
-        self._last_ready_ns = 0
+        self._begin()
         self._busy_before = False
         self._admitted_step = -1
         self._positions: list[int] = []
@@ -137,6 +134,12 @@ class MetricsSink(RequestMetrics):
         }
         #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
         self.oldest_waiting_ns: int | None = None
+
+    def _begin(self, *, overlaps: bool = False) -> None:
+        """Before the first step of an engine."""
+        self._overlaps = overlaps
+        #: In flight, with where the pieces of each plan are counted: one step, or two where steps overlap.
+        self._plans: dict[int, tuple[StepPlanned, list[int]]] = {}
 
     @property
     def at(self) -> dict[tuple[str, str], int]:
@@ -200,8 +203,8 @@ class MetricsSink(RequestMetrics):
             "page_size": str(event.page_size),
         }
         config = EngineConfig.model_validate_json(event.config)
-        scheduler, self._overlaps = config.scheduler, config.executor.overlap
-        self._plans.clear()
+        scheduler = config.scheduler
+        self._begin(overlaps=config.executor.overlap)
         self._steps_made = StepLog(scheduler.chunked_prefill_size)
         pool = event.num_pages * event.page_size
         limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size or 0, pool, pool, self._max_rows)
