@@ -100,7 +100,7 @@ def test_fr_29_faults_inside_telemetry_cost_no_request_and_are_counted(
     honest = Books.add
 
     def negative(self: Books, cell: int, amount: int) -> None:
-        honest(self, cell, -5 if cell == self.at.get(("request_ends_total", "length")) else amount)
+        honest(self, cell, -5 if cell == self.at.get(("prompt_tokens_total", "computed")) else amount)
 
     monkeypatch.setattr(Books, "add", negative)
     run = StubRun(engine_config(num_pages=64), FanOut((IsolatedSink(metrics, "metrics"), spans, journal)))
@@ -114,7 +114,7 @@ def test_fr_29_faults_inside_telemetry_cost_no_request_and_are_counted(
         run.assert_right_tokens(rid)
     run.assert_nothing_held()
     shown = _shown(exposition)
-    assert shown['request_ends_total{cause="length"}'] == 0, "a counter does not fall"
+    assert shown['prompt_tokens_total{source="computed"}'] == 0, "a counter does not fall"
     assert shown["generation_tokens_total"] == 48, "the others go on"
     assert shown['telemetry_errors_total{component="metrics"}'] > 0
     assert shown['telemetry_errors_total{component="spans"}'] > 1
