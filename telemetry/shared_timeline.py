@@ -8,7 +8,7 @@ one of them stays its own: it is counted under its name, and neither the timelin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, get_args
+from typing import Any
 
 from engine.events import AnyEvent, EngineStarted, EventSink
 from telemetry.isolation import IsolatedSink
@@ -18,13 +18,11 @@ from telemetry.request_timeline import RequestTimeline
 from telemetry.spans.sink import SpanSink
 from telemetry.timeline import TimelineTracker
 
-EVENTS: Final[tuple[type, ...]] = get_args(AnyEvent)
-
 
 class SharedTimeline:
     """Feeds a read model and a span sink, neither of which has heard an event yet.
 
-    others  hear each event after the read model, under its name
+    others  hear each event after the read model, under its name; what they wait for, nobody who asks does
     sinks   both, for their counters, `flush` and `close`
     """
 
@@ -34,6 +32,7 @@ class SharedTimeline:
         self.sinks = (IsolatedSink(model, "read_model"), IsolatedSink(spans, "spans"))
         self._model, self._spans, self._others = model, spans, tuple(others)
         self._event: AnyEvent | None = None
+        self._faults: list[tuple[IsolatedSink, Exception, AnyEvent]] = []
         announced = _Announced(model, spans, self._fault)
         self._tracker = TimelineTracker(announced, expects_responses=expects_responses, keep_detail=True)
         self._lock = model.share(self._tracker)
@@ -45,9 +44,6 @@ class SharedTimeline:
         self._calls.clear()
         self._calls |= calls_of(self._tracker, (self._model.phases(), self._spans.phases()))
         self._calls[EngineStarted] += ((0, self._began),)
-        for other in self._others:
-            for kind in EVENTS:
-                self._calls[kind] = (*self._calls.get(kind, ()), (0, other.emit))
 
     def _began(self, _event: EngineStarted) -> None:
         """An engine began, for which both have put up new books."""
@@ -76,6 +72,24 @@ class SharedTimeline:
             if is_run:
                 spans.note_run(events)
             self._model.note(events[-1])
+            faults, self._faults = self._faults, []
+        # Written where others may wait, as for whoever reads a log: not while readers wait for the lock.
+        last: dict[IsolatedSink, AnyEvent] = {}
+        for sink, fault, event in faults:
+            if last.get(sink) is not event:  # an event is counted once, however often a listener failed at it
+                last[sink] = event
+                sink.fault(fault, event)
+        self._tell_others(events)
+
+    def _tell_others(self, events: Sequence[AnyEvent]) -> None:
+        if not self._others:
+            return
+        for event in events:
+            for other in self._others:
+                try:
+                    other.emit(event)
+                except Exception as error:  # as in `take`
+                    self.sinks[0].fault(error, event)
 
     def _note(self, event: AnyEvent) -> None:
         try:
@@ -87,7 +101,9 @@ class SharedTimeline:
         """One of them failed, or, below 0, the timeline of both."""
         assert self._event is not None, "nothing is called between two events"
         for sink in self.sinks if place < 0 else (self.sinks[place],):
-            sink.fault(error, self._event)
+            self._faults.append((sink, error, self._event))
+        if place:
+            self._spans.miss()
 
 
 class _Announced:

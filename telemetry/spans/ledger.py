@@ -41,6 +41,10 @@ class SpanLedger:
             self._is_whole = False
         self.next_seq = seq + 1
 
+    def miss(self) -> None:
+        """An event did not come through whole."""
+        self._is_whole = False
+
     def close(self, rid: str) -> None:
         """The trace of a request is closed; what becomes of it is told next."""
         self._total += 1
@@ -57,7 +61,7 @@ class SpanLedger:
         self.decide(KEPT)
 
     def reading(self, open_rids: Collection[str], awaiting: Collection[str]) -> SpanReading | None:
-        """Everything since the last one. None when events were lost on the way here: nothing can be compared then.
+        """Everything since the last one. None when events were lost on the way here, or failed: nothing compares.
 
         open_rids  requests with a draft
         awaiting   those of them that ended

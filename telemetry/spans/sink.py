@@ -187,6 +187,10 @@ class SpanSink:
         if ledger.wanted and not self._timeline.is_closing:
             self._reading = self.reading()
 
+    def miss(self) -> None:
+        """Something failed at the present event: what is open or closed from here on may be this side's fault."""
+        self._ledger.miss()
+
     def is_run(self, events: Sequence[AnyEvent]) -> bool:
         """Whether these follow what was heard, without a gap, and nobody asks for a reading: then `note_run` after the
         last of them says as much as `note` after each."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -132,6 +134,57 @@ def test_a_fault_of_the_spans_costs_the_read_model_nothing(monkeypatch: pytest.M
     assert pair.errors[0] == 0
     assert pair.errors[1] > 10
     assert pair.shown()[:-1] == _healthy(events).shown()[:-1]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("broken", ["_arrived", "_transitioned", "_completed", "on_finished"])
+def test_spans_that_failed_at_an_event_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, broken: str, shared: bool
+) -> None:
+    """What they miss from then on is their fault: a law that is told of it would accuse the engine."""
+    events, sound, calls = _recorded(*busy(1)), getattr(SpanSink, broken), count(1)
+
+    def fails_once(*arguments: object) -> None:
+        if next(calls) == 5:
+            raise ValueError("a fault")
+        sound(*arguments)
+
+    monkeypatch.setattr(SpanSink, broken, fails_once)
+    pair = Pair(shared=shared)
+    pair.take(events)
+    assert pair.errors == [0, 1]
+    assert pair.spans.reading() is None
+
+
+@pytest.mark.parametrize(("owner", "place"), [(ReadModel, 0), (SpanSink, 1)])
+def test_an_event_is_one_error_however_often_a_listener_fails_at_it(
+    monkeypatch: pytest.MonkeyPatch, owner: type, place: int
+) -> None:
+    pair = Pair(shared=True)
+    for name in ("on_finished", "on_gaps", "on_first_token", "_completed", "_transitioned", "_planned"):
+        monkeypatch.setattr(owner, name, _raises, raising=False)
+    run = TimedRun(engine_config(num_pages=400, page_size=4))
+    for number in range(12):
+        run.add(f"r{number}", 8, 3, ignore_eos=True)
+    run.finish_all()
+    pair.take(run.recorded.events)
+    assert 0 < pair.errors[place] <= len(run.recorded.events)
+    assert pair.errors[1 - place] == 0
+
+
+def test_nobody_who_asks_waits_for_who_else_listens() -> None:
+    class Asks(RecordingSink):
+        def emit(self, event: AnyEvent) -> None:
+            # On another thread, as a page is: with the lock held it would wait for ever.
+            seen.append(readers.submit(pair.model.head).result(timeout=30).observe_seq)
+
+    seen: list[int] = []
+    events = _recorded(*busy(2))
+    pair = Pair(shared=True, others=(Asks(),))
+    with ThreadPoolExecutor(1) as readers:
+        pair.take(events[:40])
+    assert pair.errors == [0, 0]
+    assert len(seen) == 40
 
 
 def test_who_else_listens_hears_all_after_a_fault_of_his_too() -> None:
