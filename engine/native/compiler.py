@@ -186,15 +186,15 @@ def _clear(folder: Path) -> None:
     """Remove what nobody needs any more.
 
     Whoever has loaded a library keeps it; whoever looks for one at this very moment makes it anew, see cpu_form.
+    What cannot be looked at or removed stays: kernels can be made beside it.
     """
     for pattern, lifetime_s in _LIFETIMES_S:
         for path in folder.glob(pattern):
-            try:
+            # Finished, or removed by another process, meanwhile; a folder, or a link that leads to itself.
+            with suppress(OSError):
                 facts = path.stat()
                 if time.time() - max(facts.st_mtime, facts.st_atime) > lifetime_s:
                     path.unlink()
-            except FileNotFoundError:  # finished, or removed by another process, meanwhile
-                continue
 
 
 def _fingerprint(sources: list[Path], compiler: list[str] | None, flags: tuple[str, ...], facts: frozenset[str]) -> str:

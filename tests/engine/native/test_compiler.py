@@ -251,6 +251,25 @@ def test_libraries_that_nobody_has_used_for_long_are_removed_when_another_is_mad
     assert sorted(folder.iterdir()) == sorted((used, other))
 
 
+def test_what_cannot_be_removed_keeps_nobody_from_making_a_library(folder: Path, tmp_path: Path) -> None:
+    folder.mkdir(mode=0o700)
+    target, link, loop, kept = (
+        tmp_path / "target",
+        folder / "kernels-1.so",
+        folder / "kernels-2.so",
+        folder / "kernels-3.so",
+    )
+    target.touch()
+    link.symlink_to(target)
+    loop.symlink_to(loop)
+    kept.mkdir()
+    for path in (target, kept):
+        os.utime(path, (0, 0))
+    made = Build().wait()
+    assert sorted(folder.iterdir()) == sorted([made, loop, kept])
+    assert target.exists()
+
+
 def test_a_library_in_a_cache_that_cannot_be_written_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Build().wait()
 
