@@ -132,15 +132,17 @@ class PageBook:
     def _shape(self, event: PagesMoved, count: int, before: int, owner: int) -> None:
         """What the move says of the tree; before it is made. `before`: whose the first page was."""
         tree, cause = self.tree, event.cause
+        # After a loss of events a row may seem to hold a page of a node: its number is no node's, least of all the root.
+        node = before // 2 if before % 2 else -1
         if cause == "insert":
             rid = self._rid_of_row.get(before // 2, "")
             tree.inserted(owner // 2, rid, count, t_ns=event.t_ns, step=event.step)
         elif cause == "duplicate":
             tree.duplicate(self._rid_of_row.get(before // 2, ""), count)
         elif cause == "split":
-            tree.split(before // 2, owner // 2, count, t_ns=event.t_ns, step=event.step)
+            tree.split(node, owner // 2, count, t_ns=event.t_ns, step=event.step)
         elif cause == "evict":
-            tree.evicted(before // 2)
+            tree.evicted(node)
         else:
             tree.settle()
 

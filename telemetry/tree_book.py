@@ -115,9 +115,10 @@ class TreeBook:
         """`rid` gave up `pages` pages that the tree had already: its new leaf hangs so much deeper."""
         inserted = self._inserted
         self.settle()
-        if inserted is None or inserted[1] != rid:
+        top = self.tips.get(rid, ROOT)
+        if inserted is None or inserted[1] != rid or top not in self.nodes:
             return
-        node, top = inserted[0], self.tips.get(rid, ROOT)
+        node = inserted[0]
         found = self.nodes[node].parent if node in self.unsure else None
         if found is not None and self.depth(found) - self.depth(top) == pages:
             self._trust(node)

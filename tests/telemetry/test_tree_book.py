@@ -55,6 +55,19 @@ def test_also_under_load_with_retractions_and_preemptions(seed: int) -> None:
     followed(*busy(seed))
 
 
+@pytest.mark.parametrize("seed", [18, 20, *range(40, 46)])
+def test_after_a_loss_of_events_the_tree_is_wrong_but_can_be_asked(seed: int) -> None:
+    run = TimedRun(busy(seed)[0])
+    play(run, busy(seed)[1])
+    start, *events = run.recorded.events
+    for first in range(0, len(events), len(events) // 12):
+        for length in (1, 5, 20):
+            model = ReadModel(clock=VirtualClock())
+            for event in (start, *events[:first], *events[first + length :]):
+                model.emit(event)
+            assert model.tree(node=None, opened=(), top=50).nodes_total >= 0
+
+
 def test_what_an_eviction_takes_is_what_was_said_to_go_next() -> None:
     model = ReadModel(clock=VirtualClock())
     run = TimedRun(engine_config(num_pages=24, page_size=4, schedule_policy="fcfs"), model)
