@@ -132,7 +132,7 @@ class PageBook:
     def _shape(self, event: PagesMoved, count: int, before: int, owner: int) -> None:
         """What the move says of the tree; before it is made. `before`: whose the first page was."""
         tree, cause = self.tree, event.cause
-        # After a loss of events a row may seem to hold a page of a node: its number is no node's, least of all the root.
+        # After a loss of events a row may seem to hold a node's page: its number is no node's, least of all the root's.
         node = before // 2 if before % 2 else -1
         if cause == "insert":
             rid = self._rid_of_row.get(before // 2, "")
