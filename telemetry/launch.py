@@ -190,6 +190,10 @@ def _announce(instance: Instance, command: ServeCommand, listener: socket.socket
     url = f"http://{host}:{port_of(listener)}"
     info = instance.engine.info
     form = f"{info.dtype}, {info.kernels}" if info.kernels else info.dtype
+    if command.executor.kind == "simulated":
+        form = "made-up tokens"
+    if command.executor.overlap:
+        form += ", steps overlap"
     print(f"{info.model} on {url}  ({info.num_pages} pages of {info.page_size} tokens, {form})")
     print(f"  API      {url}/v1")
     print(f"  metrics  {url}/metrics")

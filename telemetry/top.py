@@ -158,7 +158,7 @@ def _why(entry: QueueEntry, *, is_narrow: bool) -> str:
         test = f": {amount(entry.need)} of {amount(entry.have)} tok"
         if entry.blocker in IN_REQUESTS:
             unit = "row" if entry.blocker == "rows" else "prompt"
-            test = f": needs {times(round(entry.need), unit)}, limit {amount(entry.have)}"
+            test = f": needs {times(round(entry.need), unit)}, has {amount(entry.have)}"
             reason = "" if is_narrow else reason
     else:
         test = "" if behind else ": –"

@@ -130,7 +130,7 @@ def test_it_serves_is_observed_records_and_ends_in_order(tmp_path: Path) -> None
         assert status["requests_rejected"]["invalid"] == 1
         code, said, err = served.end()
     assert code == 0, err
-    assert "64 pages of 16 tokens" in said
+    assert "64 pages of 16 tokens, made-up tokens)" in said
     assert "Traceback" not in err
     (journal,) = (tmp_path / "journals").glob("*.jsonl")
     assert str(journal.name) in said

@@ -57,7 +57,7 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             text = shown(frame(reading))
             assert "running 1  waiting 3" in text
             assert "rows" in text
-            assert "needs 1 row, limit 0" in " ".join(text.split())
+            assert "needs 1 row, has 0" in " ".join(text.split())
             lines = [line for line in text.splitlines() if "cmpl-" in line]
             assert [line.split()[0] for line in lines[:3]] == ["0", "1", "2"], "in the order of the queue"
             assert "decode" in lines[3]
