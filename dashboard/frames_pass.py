@@ -208,7 +208,10 @@ def _facts(row: PassRow) -> list[str]:
         facts.append(t("{n} looked at", n=f.count(len(row.candidates))))
         facts.append(t("{n} admitted", n=f.count(admitted)))
     facts.append(t("{n} not reached", n=f.count(row.not_considered)))
-    if row.step_s is not None:
+    if row.step_s is not None and row.behind_s:
+        took, behind = f.duration(row.step_s), f.duration(row.behind_s)
+        facts.append(t("took {time}, {behind} of it behind the step before", time=took, behind=behind))
+    elif row.step_s is not None:
         facts.append(t("took {time}", time=f.duration(row.step_s)))
     return facts
 

@@ -42,11 +42,20 @@ def limits(model: ReadModel) -> Ledgers:
 
 def passes(model: ReadModel, head: Head, n: int) -> PassesAnswer:
     """The last `n` steps, oldest first."""
-    rows = list(model.steps)[-n:]
-    return PassesAnswer(**head.model_dump(), passes=tuple(_pass_row(model, row) for row in rows))
+    kept = list(model.steps)
+    after_another = list(zip([None, *kept[:-1]], kept, strict=True))[-n:]
+    rows = tuple(_pass_row(model, row, last) for last, row in after_another)
+    return PassesAnswer(**head.model_dump(), passes=rows)
 
 
-def _pass_row(model: ReadModel, row: StepRow) -> PassRow:
+def _behind_s(row: StepRow, last: StepRow | None) -> float:
+    """Seconds of a step that is over in which the one before it was still computed."""
+    if row.completed is None or last is None or last.completed is None:
+        return 0.0
+    return max(0, last.completed.times.ready_ns - row.completed.times.started_ns) / 1e9
+
+
+def _pass_row(model: ReadModel, row: StepRow, last: StepRow | None) -> PassRow:
     plan, done, end = row.planned, row.completed, row.planned.pass_end
     key = order_key(model, plan.active_policy)
     return PassRow(
@@ -75,6 +84,7 @@ def _pass_row(model: ReadModel, row: StepRow) -> PassRow:
         moves=tuple(_moves(model, row, key)),
         waiting_before=row.waiting_before,
         step_s=(done.times.applied_ns - done.times.started_ns) / 1e9 if done is not None else None,
+        behind_s=_behind_s(row, last),
     )
 
 

@@ -130,6 +130,8 @@ def _chunk(chunk: ChunkFact, number: int) -> str:
     if chunk.overdrafts:
         said.append(t("Overdraft: {names}.", names=listed(chunk.overdrafts)))
     said.append(_step_took(chunk))
+    if chunk.step_ns is not None and chunk.behind_ns:
+        said.append(t("For {time} of it the step before was still computed.", time=span(chunk.behind_ns)))
     if chunk.failed:
         said.append(t("The step failed."))
     return following(said)

@@ -40,6 +40,7 @@ class LifeBuilder:
         self._next_place = 0
         self._step = 0
         self._t_ns = 0
+        self._ready_ns = 0
         #: The last two plans: where steps overlap, an outcome follows the plan of the next step.
         self._plans: deque[StepPlannedRecord] = deque(maxlen=2)
         #: The last written refusal of each waiting request; a folded one repeats its numbers.
@@ -185,8 +186,10 @@ class LifeBuilder:
             if self._chunks[place].step == record.step:
                 took = record.times.applied_ns - record.times.started_ns
                 done = {"step_ns": took, "done_ns": record.t_ns, "failed": record.failed}
+                done["behind_ns"] = max(0, self._ready_ns - record.times.started_ns)
                 self._chunks[place] = self._chunks[place].model_copy(update=done)
                 break
+        self._ready_ns = record.times.ready_ns
         if all(row.rid != self.rid for row in record.rows):
             return
         self._output_len += 1

@@ -120,6 +120,7 @@ class ChunkFact(_Fact):
     seq_len      prompt and kept outputs: what has to be computed or found
     decode_rows  requests that decoded in the same step; `other_prompts` that prefilled in it
     step_ns      how long the step took; None when the record ends before
+    behind_ns    part of it in which the step before was still computed; 0 where steps do not overlap
     done_ns      when it was over; None when the record ends before
     """
 
@@ -139,6 +140,7 @@ class ChunkFact(_Fact):
     other_prompts: int = 0
     decode_rows: int = 0
     step_ns: int | None = None
+    behind_ns: int = 0
     done_ns: int | None = None
     failed: bool = False
 

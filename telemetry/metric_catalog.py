@@ -285,7 +285,13 @@ _LATENCY: Final = (
 
 _STEP: Final = (
     _counter("steps_total", "How many steps of each kind?", "kind", tuple(StepKind)),
-    _histogram("step_seconds", "How long is a step?", SEC_STEP, "kind", tuple(StepKind)),
+    _histogram(
+        "step_seconds",
+        "How long is a step, from its plan on? Where steps overlap, two count at a time.",
+        SEC_STEP,
+        "kind",
+        tuple(StepKind),
+    ),
     _histogram("plan_seconds", "How long does it take to decide a step?", SEC_PLAN),
     _counter("step_phase_seconds_total", "Where does loop time go? Phases partition the loop.", "phase", PHASES, NS),
     _histogram("step_tokens", "How full are batches in tokens?", TOKS, "kind", tuple(StepKind), scale=1),

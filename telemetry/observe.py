@@ -137,7 +137,8 @@ class PassRow(Value):
     end_reason     closed reason code that ended the pass
     end_rid        the request at which it ended
     candidates     decisions in the order made
-    step_s         whole step once it is applied; None while it runs
+    step_s         whole step once it is applied, from the begin of its plan; None while it runs
+    behind_s       part of step_s in which the step before was still computed; 0 where steps do not overlap
     order_key      what the policy sorted by: entry, cached_tokens, uncached_tokens, max_new_tokens, priority; or "",
                    when that is not in the records
     moves          who was looked at, in that order, then the first of the others; `waiting_before` counts all
@@ -165,6 +166,7 @@ class PassRow(Value):
     guards: tuple[str, ...] = ()
     new_token_ratio: float = 0.0
     step_s: float | None = None
+    behind_s: float = 0.0
     order_key: str = ""
     moves: tuple[QueueMove, ...] = ()
     waiting_before: int = 0

@@ -276,3 +276,13 @@ def test_a_request_whose_own_prefix_is_the_room_is_shown_what_locking_it_takes(w
     )
     panel = next(one for one in fp.story(row, LIGHT)["ledgers"] if one["code"] == "remaining_total")
     assert [bar["amount"] for bar in panel["bars"]][-3:] == ["880", "−80", "needs 850, has 800"]
+
+
+def test_a_step_that_overlaps_says_how_long_the_one_before_was_computed(worked_pass: o.PassRow) -> None:
+    alone = worked_pass.model_copy(update={"step_s": 0.06})
+    assert "took 60\N{NO-BREAK SPACE}ms" in fp.story(alone, LIGHT)["facts"]
+    overlapped = alone.model_copy(update={"behind_s": 0.03})
+    assert (
+        "took 60\N{NO-BREAK SPACE}ms, 30\N{NO-BREAK SPACE}ms of it behind the step before"
+        in fp.story(overlapped, LIGHT)["facts"]
+    )

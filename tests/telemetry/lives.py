@@ -154,6 +154,7 @@ class Maker:
             other_prompts=dice.choice((0, 1, 3)),
             decode_rows=dice.choice((0, 1, 3)),
             step_ns=self.maybe(2 * MS),
+            behind_ns=dice.choice((0, MS)),
             done_ns=self.maybe(11 * MS),
             failed=dice.random() < 0.2,
         )

@@ -22,6 +22,7 @@ from engine.llm_engine import EngineRequest, LLMEngine
 from engine.sampling_params import SamplingParams
 from invariants import InvariantChecker
 from telemetry.check import check
+from telemetry.explain import explain
 from telemetry.export.perfetto import ENGINE, export_trace
 from telemetry.journal import JournalSink
 from telemetry.metric_catalog import PHASES
@@ -34,6 +35,8 @@ from telemetry.settings import ExportCommand
 from telemetry.sim.cost_fit import StepSamples
 from telemetry.spans.draft import SpanDraft
 from telemetry.spans.sink import SpanSink
+from tests.builders import engine_config
+from tests.engine.stub_model import StubRun
 
 _US = 1_000
 
@@ -263,3 +266,41 @@ def test_a_check_up_to_a_step_hears_its_outcome(run: Run, journal: Path) -> None
     heard = run.recorded.events[: report.events]
     assert heard[-1].step == until
     assert isinstance(heard[-1], StepCompleted)
+
+
+def test_a_step_says_how_much_of_it_the_step_before_was_computed(run: Run, journal: Path) -> None:
+    done = {event.step: event.times for event in run.of(StepCompleted)}
+    behind_ns = {step: max(0, done[step - 1].ready_ns - done[step].started_ns) for step in done if step > 1} | {1: 0}
+    shown = [row for row in run.model.passes(400).passes if row.step_s is not None]
+    assert all(row.behind_s == behind_ns[row.step] / 1e9 for row in shown[1:])
+    assert sum(row.behind_s > 0 for row in shown) > 100
+    for row in shown:
+        assert row.step_s is not None
+        assert row.behind_s <= row.step_s
+    chunks = [chunk for rid in list(run.model.finished)[:20] for chunk in explain(journal, rid).life.chunks]
+    assert [chunk.behind_ns for chunk in chunks] == [behind_ns[chunk.step] for chunk in chunks]
+    assert sum(chunk.behind_ns > 0 for chunk in chunks) > 5
+
+
+def test_who_is_pushed_back_and_then_fails_leaves_with_the_tokens_that_it_came_back_with() -> None:
+    """Its last token was counted when its step was planned, and never came; the queue held it with that token."""
+    config = engine_config(
+        overlap=True,
+        page_size=4,
+        enable_priority_scheduling=True,
+        enable_priority_preemption=True,
+        priority_preemption_threshold=0,
+        max_running_requests=1,
+    )
+    metrics, checker = MetricsSink(clock=VirtualClock()), InvariantChecker()
+    run = StubRun(config, metrics, checker)
+    run.add("low", range(40, 49), 40, priority=0)
+    run.step()
+    run.step()
+    run.add("high", range(60, 69), 3, priority=9)
+    run.add("other", range(80, 90), 3, priority=0)
+    run.model.fail_next = True
+    run.step()
+    assert run.end("low") == ("error", "executor_failed")
+    assert metrics.snapshot()[metrics.at["waiting_tokens", ""]] == 10 == run.state.waiting_tokens
+    assert checker.audit_readings(readings_of(metrics))
