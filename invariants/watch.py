@@ -86,6 +86,8 @@ class Watch:
         ):
             # As the step before, which was checked, with nobody come or gone since: every law would say the same.
             self.meters.last_plan = self.meters.promising = self._flags.last = event
+            if event.budget_close is not None:
+                self.meters.closing = event  # a pass that looked at nobody; decode rows took of its room meanwhile
             return
         self._changes = queue.changes
         self._requests.on_plan(books, queue, event, self._report)

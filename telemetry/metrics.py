@@ -227,11 +227,13 @@ class MetricsSink(RequestMetrics):
         self._books.cells[self._waiting_tokens_cell] += tokens
 
     def _transitioned(self, event: RequestTransitioned) -> None:
+        if event.target is FINISHED and event.source is WAITING:
+            # It leaves between two steps, and the next plan may be long in coming. It leaves with what it entered with:
+            # where steps overlap that may count a token that failed to come.
+            waited = self._timeline.live.get(event.rid)
+            self._add_waiting_tokens(-event.prompt_len - (event if waited is None else waited).output_len)
         self._timeline.transitioned(event)
         if event.target is FINISHED:
-            if event.source is WAITING:
-                # It leaves between two steps, and the next plan may be long in coming.
-                self._add_waiting_tokens(-event.prompt_len - event.output_len)
             if not self._timeline.is_closing:  # else the end of the step publishes
                 self._publish(event.t_ns)
         elif self._overlaps:

@@ -108,6 +108,20 @@ def test_metrics_and_times_equal_the_second_books(config: EngineConfig, work: li
     assert not rig.engine.steps_done or (counts["meter"] and counts["time"])
 
 
+def test_room_that_passes_without_a_candidate_leave_is_recounted() -> None:
+    """Decode rows take the whole chunk: pass after pass looks at nobody, and each leaves a page less."""
+    rig = Rig(engine_config(page_size=1, num_pages=64, chunked_prefill_size=1, enable_mixed_chunk=True))
+    rig.add("runs", (5,), 12, ignore_eos=True)
+    rig.step()
+    rig.add("waits", (6, 7, 8))
+    left = []
+    for _ in range(6):
+        rig.step()
+        left.append(rig.metrics.snapshot()[rig.metrics.at["ledger_remaining_tokens", "kv_now"]])
+    assert left == sorted(left, reverse=True)
+    assert left[0] > left[-1]
+
+
 def test_readings_are_not_compared_before_the_start_or_inside_a_step() -> None:
     rig = Rig(engine_config())
     fresh = InvariantChecker()
