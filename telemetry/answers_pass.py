@@ -43,7 +43,8 @@ def limits(model: ReadModel) -> Ledgers:
 def passes(model: ReadModel, head: Head, n: int) -> PassesAnswer:
     """The last `n` steps, oldest first."""
     kept = list(model.steps)
-    after_another = list(zip([None, *kept[:-1]], kept, strict=True))[-n:]
+    # One longer than the steps, of which there may be none yet.
+    after_another = list(zip([None, *kept], kept, strict=False))[-n:]
     rows = tuple(_pass_row(model, row, last) for last, row in after_another)
     return PassesAnswer(**head.model_dump(), passes=rows)
 

@@ -372,3 +372,12 @@ def test_while_the_sequence_number_stays_the_answers_stay() -> None:
 def test_before_the_engine_starts_there_is_nothing_to_tell() -> None:
     with pytest.raises(NotStarted):
         ReadModel(clock=VirtualClock()).status()
+
+
+def test_before_the_first_step_every_answer_is_empty() -> None:
+    model = Watched().model
+    assert model.passes(KEPT_STEPS).passes == ()
+    assert (model.queue(10).entries, model.requests(10).live, model.lanes(10).lanes) == ((), (), ())
+    for ask in (model.status, model.latency, model.breakdown, model.page_map, model.pool_over_time):
+        assert ask().step == 0
+    assert model.tree(node=None, opened=(), top=10).nodes_total == 0
