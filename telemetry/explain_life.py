@@ -6,6 +6,7 @@ moment the request was accepted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -28,7 +29,7 @@ from telemetry.explain_words import (
     tokens,
     wall,
 )
-from telemetry.life_facts import ChunkFact, Life, ResponseFact, RetractionFact
+from telemetry.life_facts import ChunkFact, Life, ResponseFact, RetractionFact, Wait
 from telemetry.words import t, tn
 
 #: Shorter intakes are not told: a request is taken in between two steps.
@@ -195,6 +196,18 @@ def _retracted(back: RetractionFact, number: int) -> str:
 # -- tokens and the end --------------------------------------------------------------------------------------------
 
 
+def _apart(waits: Sequence[Wait], pieces: Sequence[ChunkFact]) -> tuple[int, int]:
+    """Time in the queue, and in steps that computed a piece. Where steps overlap, a moment counts once: for what began
+    first."""
+    stretches = [(wait.from_ns, wait.to_ns, 0) for wait in waits]
+    stretches += [(piece.at_ns, piece.done_ns, 1) for piece in pieces if piece.done_ns is not None]
+    sums, until = [0, 0], 0
+    for start, end, kind in sorted(stretches):
+        sums[kind] += max(0, end - max(start, until))
+        until = max(until, end)
+    return sums[0], sums[1]
+
+
 def _parts(life: Life, first_token_ns: int) -> str:
     """The time to the first token in parts that add up to it, each with its share.
 
@@ -204,8 +217,7 @@ def _parts(life: Life, first_token_ns: int) -> str:
     waits = [wait for wait in life.waits if wait.to_ns <= first_token_ns]
     pieces = [piece for piece in life.chunks if piece.done_ns is not None and piece.done_ns <= first_token_ns]
     intake = waits[0].from_ns - life.accepted_ns if waits else 0
-    queue = sum(wait.to_ns - wait.from_ns for wait in waits)
-    computing = sum((piece.done_ns or 0) - piece.at_ns for piece in pieces)
+    queue, computing = _apart(waits, pieces)
     between = ttft - intake - queue - computing
 
     def part(ns: int) -> dict[str, str]:

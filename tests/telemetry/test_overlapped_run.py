@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -253,6 +254,19 @@ def test_an_explanation_tells_the_first_token_once(run: Run) -> None:
         told = whole(rid)
         assert told is not None
         assert told.sentences
+
+
+def test_the_shares_of_a_first_token_are_a_whole(run: Run, journal: Path) -> None:
+    """Of a prompt in pieces: the step of one is planned while the step of the one before is computed."""
+    seen = 0
+    for rid, request in run.model.finished.items():
+        if request.ttft_ns is None or len(request.chunks) < 2 or request.num_retractions:
+            continue
+        line = next(one.text for one in explain(journal, rid).sentences if "first token. TTFT" in one.text)
+        shares = [int(share) for share in re.findall(r"\((\d+) %\)", line)]
+        assert abs(sum(shares) - 100) <= len(shares), line
+        seen += 1
+    assert seen > 5
 
 
 def test_every_event_is_known_to_the_readers(run: Run) -> None:
