@@ -274,7 +274,10 @@ STEP: Final[tuple[SpanKind, ...]] = (
             ("plan", "Deciding what runs."),
             ("commit", "Claiming pages and rows."),
             ("prepare", "Building the batch."),
-            ("forward", "The executor."),
+            (
+                "forward",
+                "The executor, from the hand-over on; where steps overlap it ends the step before first.",
+            ),
             ("apply", "Tokens, ends and the tree."),
         )
     ),
