@@ -347,3 +347,13 @@ def test_an_audit_recounts_the_engine_and_finds_what_events_did_not_say() -> Non
         auditor.audit()
         assert instance.listeners.settle()
         assert instance.checker.total_violations > 0
+
+
+def test_the_first_line_says_that_steps_overlap(tmp_path: Path) -> None:
+    with serving(tmp_path, "--executor.overlap", "--cache.num-pages", "64") as served:
+        complete(served.url)
+        code, said, err = served.end()
+    assert code == 0, err
+    assert "64 pages of 16 tokens, made-up tokens, steps overlap)" in said.splitlines()[0]
+    (journal,) = (tmp_path / "journals").glob("*.jsonl")
+    assert replay(journal).verdict == "identical"
