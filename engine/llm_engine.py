@@ -170,8 +170,13 @@ class LLMEngine:
 
     @property
     def work_steps(self) -> int:
-        """Steps that compute something: what tells progress from spinning."""
+        """Steps that compute something."""
         return self._steps.with_work
+
+    @property
+    def moves(self) -> int:
+        """Rises with each call of `step` that began or ended a computation: what tells progress from spinning."""
+        return self._steps.moves
 
     @property
     def last_failure(self) -> BaseException | None:

@@ -29,13 +29,15 @@ class Steps(Protocol):
 
     was_idle    the last step had nothing to do, and nobody is left
     done        steps applied
-    with_work   steps begun that compute something: what tells progress from spinning
+    with_work   steps begun that compute something
+    moves       these, and where steps overlap those brought in that did: what tells progress from spinning
     last_failure  the last executor failure, for a debugger; events and the log do not hold its text
     """
 
     was_idle: bool
     done: int
     with_work: int
+    moves: int
     last_failure: BaseException | None
 
     def run(self) -> list[TokenOutput]:
@@ -65,6 +67,7 @@ class _StepBase:
         self.was_idle = True
         self.done = 0
         self.with_work = 0
+        self.moves = 0
         self.last_failure: BaseException | None = None
 
     def _begin(self) -> _Begun:
@@ -78,6 +81,7 @@ class _StepBase:
         committed = self._now_ns()
         self._desk.remember_hits(plan)
         self.with_work += plan.kind is not StepKind.IDLE
+        self.moves += plan.kind is not StepKind.IDLE
         times = StepTimes(started_ns=started, plan_from_ns=started, planned_ns=planned, committed_ns=committed)
         return _Begun(scheduler.state.flights[-1], times)
 
@@ -214,6 +218,8 @@ class OverlappedSteps(_StepBase):
         """Wait for a step's tokens and apply them."""
         plan = step.flight.plan
         result: StepResult | None = None
+        # Who ended by it made room: there is reason to look at the queue again at once.
+        self.moves += step.batch is not None
         if step.batch is None:
             result = StepResult(plan.step, ())
         elif not step.has_failed:

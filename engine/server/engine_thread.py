@@ -78,7 +78,7 @@ class EngineThread:
         self._deadline_ns: int | None = None
         self._aborted_ns: int | None = None  # when what was live at the deadline was aborted
         self._progress_ns, self._last_token_ns = self._clock.now_ns(), 0
-        self._work_seen = -1
+        self._moves_seen = -1
         self.status = self._status()
 
     # --- event loop -------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class EngineThread:
     def _patience_s(self) -> float:
         """How long to wait for a message: not at all with work at hand that moves."""
         if self._engine.has_work or self._step_again:
-            return 0.0 if self._step_again or self._engine.work_steps != self._work_seen else _NO_PROGRESS_S
+            return 0.0 if self._step_again or self._engine.moves != self._moves_seen else _NO_PROGRESS_S
         return _IDLE_S
 
     def _handle(self, message: Message) -> None:
@@ -293,7 +293,7 @@ class EngineThread:
             message.future.set_exception(error)
 
     def _step(self) -> None:
-        self._work_seen = self._engine.work_steps
+        self._moves_seen = self._engine.moves
         self.status = self._status(in_step=True)
         self._step_again = False
         outputs = self._engine.step()
@@ -306,7 +306,7 @@ class EngineThread:
             if any(output.token_id is not None for output in outputs):
                 self._last_token_ns = now
             self._post(self._dispatch, outputs)
-        if outputs or self._engine.work_steps != self._work_seen:
+        if outputs or self._engine.moves != self._moves_seen:
             self._progress_ns = now
 
     def _follow(self, outputs: list[TokenOutput]) -> list[TokenOutput]:

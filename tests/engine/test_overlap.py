@@ -203,6 +203,20 @@ def test_idle_steps_are_as_few_as_without() -> None:
     assert kinds[0].count(StepKind.IDLE) == 1
 
 
+def test_a_step_that_only_brings_in_is_progress() -> None:
+    """All that run leave, and somebody waits for their rows: whoever drives the engine must not rest before it looks."""
+    run = overlapped(max_running_requests=1)
+    for index in range(3):
+        run.add(f"r{index}", prompt(index, 9), 2)
+    while run.state.requests:
+        before = run.engine.moves
+        run.step()
+        assert run.engine.moves > before
+    before = run.engine.moves
+    drain(run)
+    assert run.engine.moves == before
+
+
 def test_an_executor_that_cannot_overlap_is_refused() -> None:
     run = overlapped(overlap=False)
     with pytest.raises(ConfigError, match=r"executor\.overlap"):
