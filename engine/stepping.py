@@ -153,8 +153,9 @@ class SerialSteps(_StepBase):
 class OverlappedSteps(_StepBase):
     """Each step is planned and launched while the one before it is computed, where that can be done.
 
-    It waits for the step in flight first where the next batch hangs on its tokens (a grammar's mask, a penalty), and
-    where somebody would have to give way for memory that the step in flight may be about to free.
+    It waits for the step in flight first where the next batch hangs on its tokens (a grammar's mask, a penalty), where
+    somebody would have to give way for memory that the step in flight may be about to free, and where it would compute
+    for those alone whose end was asked for.
     """
 
     def __init__(
@@ -195,7 +196,10 @@ class OverlappedSteps(_StepBase):
         if batch is None:
             return True
         hangs = any(row.history is not None or row.grammar is not None for row in batch.sampling)
-        return not hangs and self._executor.allows_next(batch) and self._scheduler.fits_ahead()
+        scheduler = self._scheduler
+        return (
+            not hangs and self._executor.allows_next(batch) and scheduler.is_wanted_ahead() and scheduler.fits_ahead()
+        )
 
     def _launch(self, before: _Begun | None, outputs: list[TokenOutput]) -> _Begun:
         """Begin a step and start its computation; ends that its plan brings are added to `outputs`."""

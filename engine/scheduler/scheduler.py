@@ -212,6 +212,15 @@ class Scheduler:
         running = self.state.live_running
         return needed_pages(running, self.kv.page_size) <= self.kv.free_pages + self.kv.evictable_pages
 
+    def is_wanted_ahead(self) -> bool:
+        """Whether a step that is planned ahead computes for somebody: not a further piece of a prompt that was given
+        up, nor rows of such requests alone. Their ends come with the outcome of the step in flight."""
+        state = self.state
+        if state.continuation is not None and state.continuation.abort_requested:
+            return False
+        running = state.live_running
+        return not running or any(not request.abort_requested for request in running)
+
     def plan(self, now_ns: int) -> StepPlan:
         """What the next step does. Pure: reads state, writes nothing."""
         return plan_step(self.state, now_ns)

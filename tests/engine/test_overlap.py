@@ -203,8 +203,24 @@ def test_idle_steps_are_as_few_as_without() -> None:
     assert kinds[0].count(StepKind.IDLE) == 1
 
 
+@pytest.mark.parametrize("length", [10, 40], ids=["decoding", "in pieces"])
+def test_nothing_is_computed_ahead_for_those_alone_whose_end_was_asked_for(length: int) -> None:
+    sink = RecordingSink()
+    run = overlapped(sink, chunked_prefill_size=8)
+    for index in range(2):
+        run.add(f"r{index}", prompt(index, length), 9)
+    run.step()
+    run.step()
+    planned = run.state.step
+    for rid in list(run.state.requests):
+        assert run.engine.abort_request(rid)
+    drain(run)
+    computing = [e for e in sink.events if isinstance(e, StepPlanned) and e.kind is not StepKind.IDLE]
+    assert computing[-1].step == planned
+
+
 def test_a_step_that_only_brings_in_is_progress() -> None:
-    """All that run leave, and somebody waits for their rows: whoever drives the engine must not rest before it looks."""
+    """All that run leave, and somebody waits for their rows: who drives the engine must not rest before it looks."""
     run = overlapped(max_running_requests=1)
     for index in range(3):
         run.add(f"r{index}", prompt(index, 9), 2)
