@@ -20,7 +20,7 @@ from telemetry.sim.commands import SimCommand
 from telemetry.sim.cost_fit import StepSamples, fit
 from telemetry.sim.cost_model import CostError, CostModel, Estimator, load_cost
 from telemetry.sim.inputs import is_journal, trace_format
-from telemetry.sim.journal_workload import JournalWorkload, Missing, recording_of
+from telemetry.sim.journal_workload import JournalWorkload, Missing, Recorded, recording_of
 from telemetry.sim.loop import Loop
 from telemetry.sim.measure import Measure
 from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
@@ -103,21 +103,25 @@ def _journal_plan(path: Path, settings: dict[str, str], command: SimCommand) -> 
         settings=settings,
         model=recorded.started.model,
         wall_ns=recorded.started.wall_ns,
-        notes=[*workload.notes, *page_notes(config, recorded.started.page_size)],
+        notes=[*workload.notes, *config_notes(config, recorded)],
         journal=path,
     )
 
 
-def page_notes(config: EngineConfig, was: int) -> list[str]:
-    """What a change of page size does to what is known of prefixes."""
-    size = config.cache.page_size
-    if size == was or size % was == 0:
-        return []
-    note = (
-        f"prefixes are known in whole pages of {was} tokens, as recorded: with pages of {size} the cache may find a "
-        "little less than it would"
-    )
-    return [note]
+def config_notes(config: EngineConfig, recorded: Recorded) -> list[str]:
+    """What of the recorded engine the simulated one, with `config`, does not do as it did."""
+    notes, size, was = [], config.cache.page_size, recorded.started.page_size
+    if size % was:
+        notes.append(
+            f"prefixes are known in whole pages of {was} tokens, as recorded: with pages of {size} the cache may find "
+            "a little less than it would"
+        )
+    if recorded.config.executor.overlap:
+        notes.append(
+            "steps overlapped where this was recorded (executor.overlap): simulated ones follow one another, and take "
+            "the time that a step held up the next"
+        )
+    return notes
 
 
 def fit_journal(path: Path, *, name: str = "journal") -> CostModel:

@@ -25,7 +25,7 @@ from telemetry.sim.measure import Measure, Served
 from telemetry.sim.overrides import changed, pages_of, parse_settings, with_pages
 from telemetry.sim.progress import Meter
 from telemetry.sim.results import cost_used
-from telemetry.sim.run import DEFAULT_COST, gaps_of, journal_sink, page_notes
+from telemetry.sim.run import DEFAULT_COST, config_notes, gaps_of, journal_sink
 from telemetry.sim.whatif_figures import Paired, checks_of, ended_of, with_errors
 from telemetry.sim.whatif_result import Setting, WhatifResult
 from telemetry.sim.whatif_words import sentence_of
@@ -149,7 +149,7 @@ def _is_whole(command: WhatifCommand) -> bool:
 
 
 def _own_notes(command: WhatifCommand, config: EngineConfig, recorded: Recorded) -> list[str]:
-    notes = page_notes(config, recorded.started.page_size)
+    notes = config_notes(config, recorded)
     if not _is_whole(command):
         notes.insert(
             0,

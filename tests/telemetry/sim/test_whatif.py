@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from telemetry.check import check
 from telemetry.cli import main
 from telemetry.sim.bootstrap import Values
+from telemetry.sim.journal_workload import recorded_of
+from telemetry.sim.run import config_notes
 from telemetry.sim.whatif import recorded_run
 from telemetry.sim.whatif_figures import with_errors
 from telemetry.sim.whatif_result import Compared, Interval, ModelCheck, Setting, WhatifResult
@@ -237,3 +240,13 @@ def test_a_figure_that_was_not_recorded_has_no_error(
     result = whatif(capsys, long_beside_decodes, "--set", "chunked_prefill_size=128", "--cost", cost_file(tmp_path))
     assert row(result, "tbt_p99").is_within_error is False
     assert row(result, "steps").model_error is row(result, "steps").is_within_error is None
+
+
+def test_what_the_simulated_engine_does_otherwise_is_noted(tmp_path: Path) -> None:
+    recorded = recorded_of(record(tmp_path, config_of(), requests=4))
+    assert config_notes(recorded.config, recorded) == []
+    smaller = recorded.config.model_copy(update={"cache": recorded.config.cache.model_copy(update={"page_size": 1})})
+    assert "whole pages of 16 tokens" in config_notes(smaller, recorded)[0]
+    overlapping = recorded.config.executor.model_copy(update={"overlap": True})
+    overlapped = msgspec.structs.replace(recorded, config=recorded.config.model_copy(update={"executor": overlapping}))
+    assert "simulated ones follow one another" in config_notes(overlapped.config, overlapped)[0]
