@@ -13,6 +13,8 @@ STRICT_VARIABLE = "TESTS_MAY_NOT_SKIP"
 
 #: Folders whose tests wait for processes of the real world, beside those marked `browser`.
 LIVE_FOLDERS = ("grafana",)
+#: Niceness of all other tests where there are several workers.
+_YIELDING = 10
 
 # No deadlines: a slow machine is not a failing test. Derandomized in CI, so that a red run can be repeated.
 hypothesis.settings.register_profile("local", deadline=None)
@@ -27,8 +29,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     wait for each other's processor.
     """
     for item in items:
-        is_live = item.get_closest_marker("browser") is not None or item.path.parent.name in LIVE_FOLDERS
-        item.add_marker(pytest.mark.xdist_group("live" if is_live else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group("live" if _is_live(item) else str(item.path)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Beside a test that is watched by the clock, another worker takes only the processor that is left over."""
+    if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0:  # others may give priority away, but not take it back
+        os.setpriority(os.PRIO_PROCESS, 0, 0 if _is_live(item) else _YIELDING)
+
+
+def _is_live(item: pytest.Item) -> bool:
+    return item.get_closest_marker("browser") is not None or item.path.parent.name in LIVE_FOLDERS
 
 
 def _refused_skips(config: pytest.Config) -> list[str]:
