@@ -11,7 +11,7 @@ from engine.request import Cause
 from invariants.members import PREFILL
 from invariants.overlap_book import MOST_IN_FLIGHT, Flown, OverlapBook
 from invariants.shadow import Shadow
-from invariants.step_laws import recount
+from invariants.step_laws import ends_followed, recount
 from invariants.violation import Report
 
 
@@ -105,16 +105,7 @@ def _rows(books: Shadow, flown: Flown, event: StepCompleted, report: Report) -> 
     """One row per sampled request that is not void, and an end for each row that says so."""
     plan = flown.plan
     rids, due = tuple([row.rid for row in event.rows]), flown.wanted(plan.sampling)
-    for row in event.rows:
-        request = books.requests.get(row.rid)
-        if row.finish is not None and request is not None:
-            report(
-                "INV-EXIT-01",
-                f"the end ({row.finish}) that its last token brought",
-                f"still {request.state}",
-                rid=row.rid,
-                seqs=(plan.seq,),
-            )
+    ends_followed(books, plan, event, report)
     if rids != due:
         odd = sorted(set(rids).symmetric_difference(due)) or ["order"]
         report(

@@ -151,6 +151,20 @@ def progress(books: Shadow, event: StepPlanned, limit: int, report: Report) -> N
         books.idle_steps = 0
 
 
+def ends_followed(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report) -> None:
+    """INV-EXIT-01: whose row says so has ended."""
+    for row in event.rows:
+        request = None if row.finish is None else books.requests.get(row.rid)
+        if request is not None:
+            report(
+                "INV-EXIT-01",
+                f"the end ({row.finish}) that its last token brought",
+                f"still {request.state}",
+                rid=row.rid,
+                seqs=(plan.seq,),
+            )
+
+
 def _rows(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report) -> None:
     """One row per sampled request, one output per row, and an end for each row that says so."""
     rows = event.rows
@@ -158,16 +172,7 @@ def _rows(books: Shadow, plan: StepPlanned, event: StepCompleted, report: Report
     rids = () if books.leaving else tuple([row.rid for row in rows if row.finish is None])
     if len(rids) != len(rows):  # rows that end
         rids = tuple([row.rid for row in rows])
-        for row in [row for row in rows if row.finish is not None]:
-            request = books.requests.get(row.rid)
-            if request is not None:
-                report(
-                    "INV-EXIT-01",
-                    f"the end ({row.finish}) that its last token brought",
-                    f"still {request.state}",
-                    rid=row.rid,
-                    seqs=(plan.seq,),
-                )
+        ends_followed(books, plan, event, report)
     if rids != plan.sampling:
         odd = sorted(set(rids).symmetric_difference(plan.sampling)) or ["order"]
         report(

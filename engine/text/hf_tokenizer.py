@@ -62,8 +62,7 @@ class HfTokenizer:
             raise ModelFormatError(f"{path}: no such file; a fast tokenizer (tokenizer.json) is needed")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except BaseException as error:
-            # The library raises bare Exception for malformed files, and BaseException where its Rust code panics.
+        except BaseException as error:  # the library's Rust code panics with one, for some malformed files
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
             raise ModelFormatError(f"{path}: {str(error)[:500]}") from error

@@ -112,28 +112,18 @@ def test_an_abort_at_any_moment_ends_once(steps: int) -> None:
     drain(run)
 
 
+@pytest.mark.parametrize("at_launch", [False, True])
 @pytest.mark.parametrize("steps", range(1, 9))
-def test_a_failure_ends_the_members_of_its_step_alone(steps: int) -> None:
+def test_a_failure_ends_the_members_of_its_step_alone(steps: int, at_launch: bool) -> None:
     run = overlapped(chunked_prefill_size=8, max_running_requests=3)
     for index in range(5):
         run.add(f"r{index}", prompt(index, 20), 6)
     for _ in range(steps):
         run.step()
-    run.model.fail_next = True
-    drain(run)
-    ends = [run.end(rid) for rid in run.requests]
-    assert ("error", "executor_failed") in ends
-    assert ("length", "") in ends
-
-
-@pytest.mark.parametrize("steps", range(1, 6))
-def test_a_failure_at_launch_fails_that_step_alone(steps: int) -> None:
-    run = overlapped(chunked_prefill_size=8, max_running_requests=3)
-    for index in range(5):
-        run.add(f"r{index}", prompt(index, 20), 6)
-    for _ in range(steps):
-        run.step()
-    run.late.fail_next_launch = True
+    if at_launch:
+        run.late.fail_next_launch = True
+    else:
+        run.model.fail_next = True
     drain(run)
     ends = [run.end(rid) for rid in run.requests]
     assert ("error", "executor_failed") in ends

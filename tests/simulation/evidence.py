@@ -77,7 +77,7 @@ def gather(
         budget_s=budget_s,
     )
     small = shrinker.shrink()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, if there was one
     folder.mkdir(parents=True)
     save(small, folder / "scenario.json")
     recorder = _Recorder(folder / "run.jsonl")

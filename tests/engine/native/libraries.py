@@ -27,7 +27,7 @@ def library(tiles: bool | None = None) -> Library:
         tiles = may_use_tiles()
     made = _made(tiles)
     if isinstance(made, str):
-        pytest.skip(made)
+        pytest.skip(made)  # it says what is missing: a compiler, or what the processor lacks
     if tiles and not made.has_tiles:
         pytest.skip("this processor has no matrix units")
     return made
