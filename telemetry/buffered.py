@@ -33,7 +33,7 @@ from telemetry.pacing import TURN_S, Bell, ForwardWindow, Turns
 _LOG: Final = logging.getLogger("admitscope.telemetry")
 
 CAPACITY: Final = 65_536
-PERIOD_S: Final = 0.05
+PERIOD_S: Final = 0.2
 #: Longest stretch of work between two breaks, and the break.
 SLICE_NS: Final = 400_000
 BREAK_S: Final = 0.000_1
@@ -137,6 +137,8 @@ class BufferedSink:
         self._has_ended = False
         self._given_up = False
         self._bell = Bell()
+        #: The worker waits for its period to end, or for a bell.
+        self._rests = False
         #: When work beside the engine costs it least.
         self.window = ForwardWindow(self._bell)
         #: Brings what was published and not handed over yet. Set by whoever keeps some back; any thread calls it.
@@ -167,7 +169,9 @@ class BufferedSink:
     def planned(self) -> None:
         """The last event was a plan, with which the forward has opened. The engine thread alone."""
         waiting = len(self._queue)
-        if self.window.is_awaited or waiting > _WORTH_A_RING:
+        window = self.window
+        if (window.is_awaited and window.forward.is_of_use) or (self._rests and waiting > _WORTH_A_RING):
+            self._rests = False
             self._bell.ring()
             if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
                 self._gave_way_at = self._delivered
@@ -283,7 +287,9 @@ class BufferedSink:
     def _work(self) -> None:
         while not self._given_up:
             closing = self._closing
+            self._rests = True
             self._bell.wait(0 if closing else self._period_s)
+            self._rests = False
             self.refill()
             self._take_turn()
             if isinstance(self._sink, Flushable):

@@ -34,7 +34,7 @@ from telemetry.shared_timeline import SharedTimeline
 from telemetry.spans.config import build_span_sink, keep_rule
 from telemetry.spans.sink import SpanSink
 
-#: Longest that a scrape, or an audit of metrics, waits for what was published before it.
+#: Longest that a scrape, a question, or an audit of metrics, waits for what was published before it.
 CATCH_UP_S: Final = 0.1
 #: Longest that the end waits for each file to be written, as long as it grows.
 WRITE_OUT_S: Final = 60.0
@@ -107,7 +107,7 @@ class Listeners:
         #: Started by whoever owns the process.
         self.collector = QuietCollector(self._is_busy)
         self._shared = SharedSink(shared, together=together)
-        self.metrics.catch_up = lambda: self._shared.catch_up(CATCH_UP_S)
+        self.metrics.catch_up = self.read_model.asked.catch_up = lambda: self._shared.catch_up(CATCH_UP_S)
         checker.lost = lambda: self._shared.dropped
         # Files first: a collector that does not answer takes seconds, in which a second signal may end the process.
         self.queues: tuple[BufferedSink | SharedSink, ...] = (*disks, self._shared)

@@ -19,6 +19,8 @@ IDLE_S: Final = 0.005
 #: How long before the expected end of a forward work beside it ends: as long as a worker may be in one
 #: batch, and what follows it.
 MARGIN_NS: Final = 600_000
+#: A shorter forward is over before whoever is rung for has woken up.
+OF_USE_NS: Final = 200_000
 #: Forwards whose shortest says how long the next one will last at least.
 _REMEMBERED: Final = 4
 _NEVER: Final = 1 << 63
@@ -82,7 +84,7 @@ class Forward:
     """
 
     def __init__(self) -> None:
-        self.is_open = False
+        self.is_open = self._is_long = False
         self._opened_ns = self._begins_ns = 0
         self._ends_ns = _NEVER
         self._lasted_ns: deque[int] = deque(maxlen=_REMEMBERED)
@@ -95,7 +97,7 @@ class Forward:
         self._begins_ns = now_ns + prepare_ns * 3 // 2
         shortest = self._shortest_ns
         self._ends_ns = now_ns + shortest - MARGIN_NS if shortest > prepare_ns + 2 * MARGIN_NS else _NEVER
-        self.is_open = True
+        self.is_open, self._is_long = True, False
 
     def shut(self, now_ns: int) -> None:
         """Something else was published."""
@@ -104,9 +106,14 @@ class Forward:
             self._lasted_ns.append(now_ns - self._opened_ns)
             self._shortest_ns = min(self._lasted_ns)
 
+    @property
+    def is_of_use(self) -> bool:
+        """Whether it lasts long enough to wake somebody up for it, which takes the engine's time. Unknown: it does."""
+        return self._shortest_ns > OF_USE_NS or self._is_long or not self._lasted_ns
+
     def outlast(self) -> None:
         """It lasts longer than the last few, or the engine stands: nothing is to be held up until it shuts."""
-        self._ends_ns = _NEVER
+        self._ends_ns, self._is_long = _NEVER, True
 
     @property
     def leaves_time(self) -> bool:
@@ -137,11 +144,15 @@ class ForwardWindow:
         until_s = time.perf_counter() + patience_s
         self.is_awaited = True
         try:
-            while not self.forward.leaves_time and time.perf_counter() < until_s:
-                soon_s = self.forward.begins_in_s
-                if soon_s > 0:
-                    time.sleep(min(soon_s, IDLE_S))
-                    continue
+            while time.perf_counter() < until_s:
+                # One that is over at once is not worth to wait for: the engine would hand the interpreter over for it.
+                if self.forward.is_of_use:
+                    if self.forward.leaves_time:
+                        return True
+                    soon_s = self.forward.begins_in_s
+                    if soon_s > 0:
+                        time.sleep(min(soon_s, IDLE_S))
+                        continue
                 before = published()
                 if not self._bell.wait(IDLE_S):
                     if published() != before:
@@ -149,6 +160,6 @@ class ForwardWindow:
                     if not self.forward.is_open:
                         return False
                     self.forward.outlast()
-            return self.forward.leaves_time
+            return self.forward.is_of_use and self.forward.leaves_time
         finally:
             self.is_awaited = False

@@ -30,6 +30,7 @@ from engine.events import (
 from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.request import FinishReason
 from telemetry import answers, answers_kv, answers_lanes, answers_latency, answers_pass
+from telemetry.fresh import Fresh
 from telemetry.latency_book import LatencyBook, Objectives
 from telemetry.latency_ring import LatencyRing
 from telemetry.metric_books import CheckerCounts
@@ -129,6 +130,7 @@ class ReadModel:
         audited: Callable[[], SchedulerSnapshot | None] = _nothing,
     ) -> None:
         self._lock = threading.Lock()
+        self.asked = Fresh(self._lock)
         self.clock = clock
         self.heartbeat = heartbeat
         self.checker = checker
@@ -299,67 +301,67 @@ class ReadModel:
 
     def status(self) -> EngineStatus:
         """One look at the engine. Every answer raises NotStarted before the engine's first event."""
-        with self._lock:
+        with self.asked:
             return answers.status(self, self._head())
 
     def queue(self, limit: int) -> QueueAnswer:
         """The waiting queue, at most `limit` entries."""
-        with self._lock:
+        with self.asked:
             return answers.queue(self, self._head(), limit)
 
     def passes(self, n: int) -> PassesAnswer:
         """The last `n` steps."""
-        with self._lock:
+        with self.asked:
             return answers_pass.passes(self, self._head(), n)
 
     def latency(self) -> LatencyAnswer:
-        with self._lock:
+        with self.asked:
             return answers.latency(self, self._head())
 
     def breakdown(self) -> LatencyBreakdown:
         """Where the time of first tokens and of gaps went."""
-        with self._lock:
+        with self.asked:
             return answers_latency.breakdown(self, self._head())
 
     def lanes(self, n: int) -> LanesAnswer:
         """The latest `n` arrivals as lanes of spans."""
-        with self._lock:
+        with self.asked:
             return answers_lanes.lanes(self, self._head(), n)
 
     def requests(self, limit: int) -> RequestsAnswer:
         """Live and finished requests, at most `limit` of each."""
-        with self._lock:
+        with self.asked:
             return answers.requests(self, self._head(), limit)
 
     def request(self, rid: str) -> RequestDetail | None:
         """One live or recently finished request."""
-        with self._lock:
+        with self.asked:
             return answers.request(self, self._head(), rid)
 
     def page_map(self) -> PageMap:
-        with self._lock:
+        with self.asked:
             return answers.page_map(self, self._head())
 
     def page(self, page: int) -> PageFact | None:
         """Who holds one page, and since when; None when the pool has none of this number."""
-        with self._lock:
+        with self.asked:
             return answers_kv.page(self, self._head(), page)
 
     def pool_over_time(self) -> PoolAnswer:
         """Pages by state, and what is promised, of the last ten minutes."""
-        with self._lock:
+        with self.asked:
             return answers_kv.pool(self, self._head())
 
     def tree(self, *, node: int | None, opened: tuple[int, ...], top: int) -> TreeAnswer:
         """The radix tree: the `top` largest children of the root and of each opened node; `node` in full."""
         snapshot = self.audited()
-        with self._lock:
+        with self.asked:
             order = None if snapshot is None else answers_kv.order_of(self, snapshot)
             return answers_kv.tree(self, self._head(), order, node=node, opened=opened, top=top)
 
     def explain(self, rid: str, lang: Lang = ENGLISH) -> Explanation | None:
         """Sentences about one live or recently finished request, in `lang`."""
-        with self._lock:
+        with self.asked:
             return answers.explain(self, self._head(), rid, lang)
 
     def wall_s(self, t_ns: int) -> float:
@@ -373,7 +375,7 @@ class ReadModel:
 
     def head(self) -> Head:
         """What every answer begins with."""
-        with self._lock:
+        with self.asked:
             return self._head()
 
     def uptime_s(self) -> float:

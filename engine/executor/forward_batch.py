@@ -18,6 +18,21 @@ from engine.kvcache.kv_cache import KvLease
 from engine.scheduler.plan import StepPlan
 from engine.token_store import TokenStore
 
+
+class _Counting:
+    """0, 1, 2, …, kept: to make them anew gives the interpreter away, and a thread that waits for it wakes up."""
+
+    def __init__(self) -> None:
+        self._numbers: I32 = np.arange(4096, dtype=np.int32)
+
+    def first(self, count: int) -> I32:
+        """[count] int32 from 0; not to be written to."""
+        if count > len(self._numbers):
+            self._numbers = np.arange(2 * count, dtype=np.int32)
+        return self._numbers[:count]
+
+
+_COUNTING: Final = _Counting()
 #: In place of a token that is not known yet.
 _UNKNOWN: Final = np.zeros(1, dtype=np.int64)
 #: Nothing is under way: the step before was applied.
@@ -49,10 +64,10 @@ def from_plan(
     tables = [leases[rid].pages[:count] for rid, count in zip(rids, used.tolist(), strict=True)]
     kv_indices = np.concatenate(tables)
     # Each query row's position in its sequence, then its slot: page * size + position % size, in few passes over R.
-    positions = np.arange(qo_indptr[-1], dtype=np.int32)
-    positions += np.repeat(starts - qo_indptr[:-1], lengths)
+    positions = _COUNTING.first(int(qo_indptr[-1])) + np.repeat(starts - qo_indptr[:-1], lengths)
     page_numbers = positions // page_size
-    slots = kv_indices[page_numbers + np.repeat(kv_indptr[:-1], lengths)].astype(np.int64)
+    # By the machine's own integers: by others numpy gives the interpreter away, and a thread that waits for it gets it.
+    slots = kv_indices[(page_numbers + np.repeat(kv_indptr[:-1], lengths)).astype(np.intp)].astype(np.int64)
     slots -= page_numbers
     slots *= page_size
     slots += positions

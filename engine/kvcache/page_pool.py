@@ -108,7 +108,7 @@ class PagePool:
         if len(rows) == 1:
             self._publish(pages, PageState.FREE, PageState.PRIVATE, rows.pop(), "claim")
         elif rows:
-            owners = self._owners[pages].astype("<i4").tobytes()
+            owners = self._owners[pages.astype(np.intp)].astype("<i4").tobytes()
             self._events.pages_moved(pages.tobytes(), "free", "private", "", "claim", owners)
         ends = list(accumulate(count for _, count in claims))
         return [pages[end - count : end] for end, (_, count) in zip(ends, claims, strict=True)]

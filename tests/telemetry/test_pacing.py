@@ -165,3 +165,38 @@ def test_rings_that_come_too_late_do_not_keep_a_worker_for_ever() -> None:
             return True
 
     assert not ForwardWindow(Late()).wait(lambda: 7, 0.05)
+
+
+def _after(lasted_ns: int, monkeypatch: pytest.MonkeyPatch) -> ForwardWindow:
+    """A window whose last forward lasted so long, and whose next one is open."""
+    now = 0
+    monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
+    window = ForwardWindow(Bell())
+    window.forward.open(now)
+    now += lasted_ns
+    window.forward.shut(now)
+    window.forward.open(now)
+    return window
+
+
+def test_a_forward_that_is_over_at_once_is_not_worth_to_be_woken_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "IDLE_S", 0.001)
+    events = itertools.count()
+    short = _after(pacing.OF_USE_NS, monkeypatch)
+    assert not short.forward.is_of_use
+    assert short.forward.leaves_time
+    assert not short.wait(lambda: next(events), 0.05), "open, but over before anything is done beside it"
+    long = _after(pacing.OF_USE_NS + 1, monkeypatch)
+    assert long.forward.is_of_use
+    assert long.wait(lambda: next(events), 60.0)
+    assert ForwardWindow(Bell()).forward.is_of_use, "as long as nobody knows"
+
+
+def test_a_short_one_that_lasts_is_used_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "IDLE_S", 0.001)
+    window = _after(1_000, monkeypatch)
+    assert window.wait(lambda: 7, 60.0), "nothing is published: it computes longer than ever"
+    assert window.forward.is_of_use
+    window.forward.shut(time.monotonic_ns())
+    window.forward.open(time.monotonic_ns())
+    assert not window.forward.is_of_use, "what was learned of one is not said of the next"
