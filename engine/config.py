@@ -172,6 +172,11 @@ class ExecutorConfig(_Frozen):
     gpu_memory_share: float | None = Field(0.9, gt=0, le=1)
     """Part of a GPU's memory that weights, a step and K/V may take: pages fill what a warm-up leaves. None:
     `cache.memory_mib`."""
+    flashinfer_mixed: Literal["ragged", "split", "holistic", "pod"] = "ragged"
+    """What computes batches of prompt pieces and decode rows, with `flashinfer`: one call for all rows, one for each
+    sort, BatchAttention, POD. To be chosen by what `make gpu-check` and a server measure (docs/gpu.md)."""
+    flashinfer_prefill: Literal["fa2", "fa3"] = "fa2"
+    """What computes prompt pieces that no decode rows share a call with; `fa3` is for Hopper alone (docs/gpu.md)."""
     cuda_graph_rows: int = Field(0, ge=0, le=4096)
     """Largest batch of decode rows that is replayed as a CUDA graph, with `flashinfer`. 0: none."""
     overlap: bool = False
@@ -191,11 +196,13 @@ class ExecutorConfig(_Frozen):
         attention = f"executor.attention_backend={self.attention_backend}"
         if self.device == "cpu" and self.attention_backend == "flashinfer":
             raise ValueError(f"{attention} needs executor.device=cuda: its kernels are for NVIDIA GPUs")
-        if self.cuda_graph_rows and self.attention_backend != "flashinfer":
-            raise ValueError(
-                f"executor.cuda_graph_rows={self.cuda_graph_rows} needs executor.attention_backend=flashinfer, not "
-                f"{self.attention_backend}"
-            )
+        if self.attention_backend != "flashinfer":
+            for name in ("cuda_graph_rows", "flashinfer_mixed", "flashinfer_prefill"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"executor.{name}={value} needs executor.attention_backend=flashinfer, not "
+                        f"{self.attention_backend}"
+                    )
         if self.kernels == "native":
             self._are_native()
         if self.overlap and self.kind == "torch" and self.device == "cpu":

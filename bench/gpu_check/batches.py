@@ -26,6 +26,7 @@ KINDS: dict[str, list[tuple[int, int]]] = {
     "mixed": [(257, 257), (128, 1024), (1, 1), (1, 100), (1, 2048)],
     "one-token prefill": [(1, 1), (1, 1), (1, 1)],
     "context 32k": [(1, 32_768), (16, 32_768)],
+    "mixed 32k": [(16, 32_768), (1, 32_768), (1, 3)],
 }
 
 
@@ -88,14 +89,14 @@ def random_batch(
     return Batch(metadata, draw(metadata.num_rows, heads.num_heads, heads.head_dim), draw(*cache), draw(*cache))
 
 
-def exact(batch: Batch) -> torch.Tensor:
-    """The answer in float64, [R, Hq, D]."""
-    backend = TorchReferenceBackend()
+def exact(batch: Batch, window: int = 0) -> torch.Tensor:
+    """The answer in float64, [R, Hq, D]. window: tokens that a row sees, itself included; 0: all before it."""
+    backend = TorchReferenceBackend(windows=(window,))
     backend.prepare(batch.metadata)
     return backend.run(batch.q.double(), batch.k_cache.double(), batch.v_cache.double(), 0)
 
 
-def torch_answer(batch: Batch) -> torch.Tensor:
+def torch_answer(batch: Batch, window: int = 0) -> torch.Tensor:
     """The answer of torch's own attention, request by request, in the type of the batch: the yardstick of rounding."""
     meta, out = batch.metadata, torch.empty_like(batch.q)
     for i, context in enumerate(meta.seq_lens.tolist()):
@@ -104,7 +105,8 @@ def torch_answer(batch: Batch) -> torch.Tensor:
         pages = pages.to(batch.q.device)
         k, v = (cache[pages].flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (batch.k_cache, batch.v_cache))
         rows = torch.arange(context - (end - first), context, device=batch.q.device)[:, None]
-        seen = torch.arange(context, device=batch.q.device)[None, :] <= rows
+        tokens = torch.arange(context, device=batch.q.device)[None, :]
+        seen = (tokens <= rows) & (tokens > rows - (window or context))
         got = scaled_dot_product_attention(
             batch.q[first:end].transpose(0, 1)[None], k, v, attn_mask=seen, enable_gqa=True
         )

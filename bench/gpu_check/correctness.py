@@ -11,32 +11,87 @@ import torch
 from bench.gpu_check.batches import KINDS, Batch, compared, exact, random_batch, shrunk, torch_answer
 from bench.gpu_check.report import Finding
 from bench.gpu_check.rig import Rig
-from engine.attention.flashinfer import FlashInferBackend, HeadShape, MixedKernel
+from engine.attention.flashinfer import (
+    FlashInferBackend,
+    HeadShape,
+    MixedKernel,
+    PrefillKernel,
+    UnfitKernel,
+    first_decode,
+)
 
 #: Kinds of batches whose requests begin with the same full pages.
 SHARED_PAGES = 3
+#: Tokens that a row sees in batches with a window.
+WINDOW = 200
+#: What a batch is computed by as the engine has it by default: decode rows, pieces, and both.
+DECODE, PIECES, MIXED = "decode", PrefillKernel.FA2.value, MixedKernel.RAGGED.value
+#: What else there is, with the batches that it is for.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    PrefillKernel.FA3.value: (PIECES, {"prefill": PrefillKernel.FA3}),
+    **{kernel.value: (MIXED, {"mixed": kernel}) for kernel in MixedKernel if kernel is not MixedKernel.RAGGED},
+}
 
 
 def attention(rig: Rig) -> Iterator[Finding]:
-    """Section 2: every shape of heads, page size and kind of batch, through the wrappers that the engine uses."""
+    """Section 2: every shape of heads, page size and kind of batch, through the wrappers that the engine uses: first
+    all of the default, then each of the others."""
     for kv_heads, dim, group in rig.sizes.heads:
         heads = HeadShape(kv_heads * group, kv_heads, dim)
-        backends = {kernel: rig.backend(heads, mixed=kernel) for kernel in MixedKernel}
-        for page_size in rig.sizes.pages:
-            for kind, batch in _kinds(rig, heads, page_size):
-                want, yardstick = exact(batch), torch_answer(batch)
-                for kernel, backend in backends.items():
-                    if kernel is MixedKernel.SPLIT and kind != "mixed":
-                        continue  # the same calls as ragged
-                    name = f"D {dim}, group {group}, page {page_size}, {kind}, {kernel}"
-                    yield compared(name, _run(rig, backend, batch), want, yardstick)
+        for window in (0, max(1, WINDOW // rig.sizes.shrink)):
+            backend = rig.backend(heads, windows=(window,))
+            for name, batch, usual in _kinds(rig, heads, window):
+                want, yardstick = exact(batch, window), torch_answer(batch, window)
+                yield compared(f"{name}, {usual}", _run(rig, backend, batch), want, yardstick)
+    for other in OTHERS:
+        for kv_heads, dim, group in rig.sizes.heads:
+            yield from _by_another(rig, HeadShape(kv_heads * group, kv_heads, dim), other)
 
 
-def _kinds(rig: Rig, heads: HeadShape, page_size: int) -> Iterator[tuple[str, Batch]]:
-    for kind, lens in KINDS.items():
-        yield kind, random_batch(rig, heads, shrunk(lens, rig.sizes.shrink), page_size)
-    shared = [(rows, context + SHARED_PAGES * page_size) for rows, context in shrunk(KINDS["mixed"], rig.sizes.shrink)]
-    yield "shared pages", random_batch(rig, heads, shared, page_size, shared_pages=SHARED_PAGES)
+def _by_another(rig: Rig, heads: HeadShape, other: str) -> Iterator[Finding]:
+    """The batches that `other` is for; why not, where this GPU or this shape is nothing for it."""
+    stands_for, settings = OTHERS[other]
+    for window in (0, max(1, WINDOW // rig.sizes.shrink)):
+        if window and other == MixedKernel.HOLISTIC:
+            continue  # as by default
+        try:
+            backend = rig.backend(heads, windows=(window,), **settings)
+            for name, batch, usual in _kinds(rig, heads, window):
+                if usual == stands_for:
+                    want, yardstick = exact(batch, window), torch_answer(batch, window)
+                    yield compared(f"{name}, {other}", _run(rig, backend, batch), want, yardstick)
+        except UnfitKernel as error:
+            yield Finding(f"{_shape(heads)}, {other}", note=f"not tried: {error.why}")
+            return
+        except Exception as error:  # one that cannot be compiled or launched is told, and the others are tried
+            note = f"{type(error).__name__}: {str(error)[:300]}"
+            yield Finding(f"{_shape(heads)}, {other}: can be used", ok=False, note=note)
+            return
+
+
+def _shape(heads: HeadShape) -> str:
+    return f"D {heads.head_dim}, group {heads.num_heads // heads.num_kv_heads}"
+
+
+def _kinds(rig: Rig, heads: HeadShape, window: int) -> Iterator[tuple[str, Batch, str]]:
+    """Batches with their names, and what computes them by default. With a window: those with something to hide."""
+    for page_size in rig.sizes.pages:
+        for kind in ("prefix", "mixed") if window else KINDS:
+            lens = shrunk(KINDS[kind], rig.sizes.shrink)
+            name = f"{_shape(heads)}, page {page_size}, {kind}" + f", window {window}" * bool(window)
+            batch = random_batch(rig, heads, lens, page_size)
+            yield name, batch, _usual(batch)
+        if not window:
+            longer = SHARED_PAGES * page_size
+            shared = [(rows, context + longer) for rows, context in shrunk(KINDS["mixed"], rig.sizes.shrink)]
+            batch = random_batch(rig, heads, shared, page_size, shared_pages=SHARED_PAGES)
+            yield f"{_shape(heads)}, page {page_size}, shared pages", batch, _usual(batch)
+
+
+def _usual(batch: Batch) -> str:
+    """What computes `batch` by default."""
+    first = first_decode(batch.metadata)
+    return MIXED if 0 < first < batch.metadata.batch_size else PIECES if first else DECODE
 
 
 def _run(rig: Rig, backend: FlashInferBackend, batch: Batch) -> torch.Tensor:

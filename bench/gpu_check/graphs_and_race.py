@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from bench.gpu_check.random_model import SMALL, executor_of, in_the_middle, rand
 from bench.gpu_check.report import Finding
 from bench.gpu_check.rig import Rig
 from engine.attention.device import DeviceMemory, DeviceRuntime, Event, Graph
-from engine.attention.flashinfer import HeadShape
+from engine.attention.flashinfer import HeadShape, MixedKernel, UnfitKernel
 from engine.executor.manual import ManualDriver
 
 #: Part of the largest logit by which graph and eager pass may differ: other kernels, other order of sums.
@@ -78,44 +79,66 @@ def _touched(before: torch.Tensor, after: torch.Tensor, slots: torch.Tensor) -> 
 
 
 def race(rig: Rig) -> Iterator[Finding]:
-    """Section 6: steps that are started behind a busy device, against the same steps one at a time.
-
-    All steps have the same lengths, so that what one reads of another is wrong but inside its pool.
-    """
-    kv_heads, dim, group = rig.sizes.heads[0]
-    heads = HeadShape(kv_heads * group, kv_heads, dim)
+    """Section 6: steps that are started behind a busy device, against the same steps one at a time: of decode rows, and
+    of pieces and decode rows by each kernel for both."""
     context = max(2, RACE_CONTEXT // rig.sizes.shrink)
-    lens = [(1, context)] * RACE_ROWS
-    num_pages = RACE_ROWS * -(-context // 16) + 3
-    plans = [metadata_of(lens, 16, rig.rng, num_pages=num_pages) for _ in range(8)]
-    q = torch.randn(RACE_ROWS, heads.num_heads, dim, device=rig.device).to(rig.sizes.dtype)
-    k, v = torch.randn(2, num_pages, 16, kv_heads, dim, device=rig.device).to(rig.sizes.dtype)
+    decodes = _Steps(rig, [(1, context)] * RACE_ROWS)
+    want = decodes.outs(rig.runtime, 2, len(decodes.plans), late=False)
+    yield decodes.compared("late steps, two sets: steps that differ", rig.sizes.race_steps, want)
+    count = min(64, rig.sizes.race_steps)
+    wrong = decodes.differing(decodes.outs(DeafRuntime(rig.runtime), 1, count, late=True), want)
+    yield Finding(
+        f"{count} late steps, one set that does not wait: some have to differ", wrong > 0, wrong, "steps",
+        note="else this section could not see a race",
+    )  # fmt: skip
+    both = _Steps(rig, [(min(RACE_ROWS, context), context)] * 2 + [(1, context)] * RACE_ROWS)
+    for mixed in MixedKernel:
+        name = f"late steps of pieces and decode rows, {mixed}"
+        try:
+            want = both.outs(rig.runtime, 2, len(both.plans), late=False, mixed=mixed)
+            yield both.compared(f"{name}: steps that differ", rig.sizes.race_steps // 4, want, mixed=mixed)
+        except UnfitKernel as error:
+            yield Finding(name, note=f"not tried: {error.why}")
+        except Exception as error:  # one that cannot be compiled is told, and the others are tried
+            yield Finding(f"{name}: can be used", ok=False, note=f"{type(error).__name__}: {str(error)[:300]}")
 
-    def steps(runtime: DeviceRuntime, sets: int, count: int, *, late: bool) -> list[torch.Tensor]:
-        backend = rig.backend(heads, runtime=runtime, sets=sets)
-        outs = []
+
+class _Steps:
+    """Steps over one pool whose requests are of `lens`, as `metadata_of` takes them: always the same lengths, so that
+    what one step reads of another is wrong but inside the pool. plans: pages in eight orders, by turns."""
+
+    def __init__(self, rig: Rig, lens: list[tuple[int, int]]) -> None:
+        kv_heads, dim, group = rig.sizes.heads[0]
+        self._rig = rig
+        self._heads = HeadShape(kv_heads * group, kv_heads, dim)
+        num_pages = sum(-(-context // 16) for _, context in lens) + 3
+        self.plans = [metadata_of(lens, 16, rig.rng, num_pages=num_pages) for _ in range(8)]
+        rows = sum(count for count, _ in lens)
+        self._q = torch.randn(rows, self._heads.num_heads, dim, device=rig.device).to(rig.sizes.dtype)
+        self._k, self._v = torch.randn(2, num_pages, 16, kv_heads, dim, device=rig.device).to(rig.sizes.dtype)
+
+    def outs(self, runtime: DeviceRuntime, sets: int, count: int, *, late: bool, **settings: Any) -> list[torch.Tensor]:
+        """The answers of `count` steps; `late`: behind a busy device."""
+        rig, outs = self._rig, []
+        backend = rig.backend(self._heads, runtime=runtime, sets=sets, **settings)
         for step in range(count):
             if late:
                 rig.stopwatch.spin(SPIN_S)
-            backend.prepare(plans[step % len(plans)])
-            outs.append(backend.run(q, k, v, 0))
+            backend.prepare(self.plans[step % len(self.plans)])
+            outs.append(backend.run(self._q, self._k, self._v, 0))
             if not late or step % 64 == 63:
                 rig.runtime.synchronize()
         rig.runtime.synchronize()
         return outs
 
-    want = steps(rig.runtime, 2, len(plans), late=False)
-    got = steps(rig.runtime, 2, rig.sizes.race_steps, late=True)
-    wrong = sum(not torch.equal(out, want[i % len(plans)]) for i, out in enumerate(got))
-    yield Finding(f"{len(got)} late steps, two sets: steps that differ", wrong == 0, wrong, "steps", 0)
-    del got
-    count = min(64, rig.sizes.race_steps)
-    got = steps(DeafRuntime(rig.runtime), 1, count, late=True)
-    wrong = sum(not torch.equal(out, want[i % len(plans)]) for i, out in enumerate(got))
-    yield Finding(
-        f"{count} late steps, one set that does not wait: some have to differ", wrong > 0, wrong, "steps",
-        note="else this section could not see a race",
-    )  # fmt: skip
+    def differing(self, got: list[torch.Tensor], want: list[torch.Tensor]) -> int:
+        """How many steps have another answer than the plan's in `want`."""
+        return sum(not torch.equal(out, want[i % len(want)]) for i, out in enumerate(got))
+
+    def compared(self, name: str, count: int, want: list[torch.Tensor], **settings: Any) -> Finding:
+        """`count` late steps with two sets, none of which may differ."""
+        wrong = self.differing(self.outs(self._rig.runtime, 2, count, late=True, **settings), want)
+        return Finding(f"{count} {name}", wrong == 0, wrong, "steps", 0)
 
 
 class _DeafEvent:
@@ -130,6 +153,7 @@ class DeafRuntime:
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
         self.device = runtime.device
+        self.capability = runtime.capability
 
     def event(self) -> Event:
         return _DeafEvent()

@@ -55,10 +55,8 @@ def sections() -> list[Section]:
 
 #: What no section does, and why.
 LEFT_OUT: Final = [
-    ("section 2: BatchAttention, POD, FA3, log-sum-exp", "the engine uses none of them"),
+    ("section 2: log-sum-exp", "the engine uses none"),
     ("section 3: fused norms, RoPE, activation", "the engine uses torch's operators for them on a GPU too"),
-    ("section 10: FA3", "the engine names FA2; FA3 needs modules of its own"),
-    ("section 11: BatchAttention and POD", "not built: MixedKernel has ragged and split"),
     (
         "section 12: overlap, telemetry on and off, share of plan, copy and launch",
         "its steps are driven by hand, without a scheduler to plan ahead: `make bench-overhead` and `bench/serve.py`",

@@ -47,9 +47,10 @@ class Graph(Protocol):
 
 
 class DeviceRuntime(Protocol):
-    """One device with one stream."""
+    """One device with one stream. capability: its compute capability, (9, 0) for Hopper."""
 
     device: torch.device
+    capability: tuple[int, int]
 
     def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """[count] host memory that copies can read while the host goes on. Its content is not set."""
@@ -88,6 +89,7 @@ class CudaRuntime:
         if not torch.cuda.is_available():
             raise ConfigError(_no_cuda())
         self.device = torch.device("cuda", torch.cuda.current_device())
+        self.capability = torch.cuda.get_device_capability(self.device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:

@@ -92,10 +92,13 @@ class GpuStart:
         self._runtime.reset_peak()
         before = self._runtime.memory()
         driver.step([(sequence, sequence.missing_len) for sequence in (*prompts, *decoding)])
-        # Whatever is compiled or made at a first use is so before the first request: by each of two sets, each kind.
-        late = driver.add("late", [0, 0])
-        for work in (decoding, decoding, [late]):
-            driver.step([(sequence, sequence.missing_len) for sequence in work])
+        # Whatever is compiled or made at a first use is so before the first request: each kind of batch comes to both
+        # of the sets that take turns, with graphs for the decode rows, which leave the sets alone, and without.
+        decodes = [(sequence, 1) for sequence in decoding]
+        late = driver.add("late", [0] * WARM_UP_TOKENS)
+        piece = (late, WARM_UP_TOKENS // 3)
+        for work in (decodes, decodes, [piece], [piece], [piece, *decodes]):
+            driver.step(work)
         working = self._runtime.memory().peak - before.allocated
         kv_bytes = executor.kv_cache.nbytes
         executor.close()
@@ -123,7 +126,7 @@ class GpuStart:
             from engine.attention.torch_reference import TorchReferenceBackend
 
             return TorchReferenceBackend(windows=windows)
-        from engine.attention.flashinfer import FlashInferBackend, HeadShape
+        from engine.attention.flashinfer import FlashInferBackend, HeadShape, MixedKernel, PrefillKernel, UnfitKernel
 
         if facts.head_dim not in HEAD_DIMS:
             raise ConfigError(
@@ -135,14 +138,20 @@ class GpuStart:
                 f"executor.cuda_graph_rows={self._config.executor.cuda_graph_rows}: the model has layers with a "
                 "sliding window, which no graph is captured for: use executor.cuda_graph_rows=0"
             )
+        asked = self._config.executor
         try:
             return FlashInferBackend(
                 runtime=self._runtime,
                 heads=HeadShape(facts.num_heads, facts.num_kv_heads, facts.head_dim),
                 dtype=model.dtype,
                 windows=windows,
+                mixed=MixedKernel(asked.flashinfer_mixed),
+                prefill=PrefillKernel(asked.flashinfer_prefill),
                 kernels=self._kernels,
             )
+        except UnfitKernel as error:
+            name = "flashinfer_mixed" if isinstance(error.kernel, MixedKernel) else "flashinfer_prefill"
+            raise ConfigError(f"executor.{name}={error.kernel}: {error.why}") from error
         except ImportError as error:
             raise ConfigError(
                 f"executor.attention_backend=flashinfer cannot be imported ({error}): pip install --no-deps "

@@ -13,8 +13,8 @@ from engine.attention.device import DeviceMemory
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
-#: Tokens that a decode row of the warm-up reaches.
-WARM_UP_TOKENS: Final = 4
+#: Tokens that a request of the warm-up's small steps reaches at most.
+WARM_UP_TOKENS: Final = 6
 _MIB: Final = 1024 * 1024
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,12 @@ from bench.gpu_check.report import MAX_STATUS, Finding, Report, SectionReport, S
 from bench.gpu_check.rig import Rig, Sizes
 from bench.gpu_check.runner import Section, chosen, run_section, sections
 from engine.attention import flashinfer
-from engine.attention.flashinfer import HeadShape
+from engine.attention.flashinfer import FlashInferBackend, HeadShape
 from engine.executor.base import SampledToken, TokenLogprobs
 from engine.executor.manual import ManualSequence
 from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
+from tests.engine.executor.late_operators import LateOperators, LateStream
 from tests.engine.models.gguf_files import tiny_weights, write_gguf
 
 SMALL = Sizes(
@@ -101,8 +103,9 @@ def test_all_sections_together_take_less_than_ten_minutes() -> None:
 def test_attention_is_right_on_the_double_in_every_shape() -> None:
     findings = list(correctness.attention(at_once()))
     assert [finding for finding in findings if not finding.ok] == []
-    # Two shapes, two page sizes, seven kinds, and split for one of them.
-    assert len(findings) == 2 * 2 * 8
+    # Two shapes, two page sizes; eight kinds and two with a window by the default, one by FA3, those of both sorts by
+    # each mixed kernel, by BatchAttention without the windows.
+    assert len(findings) == 2 * 2 * (10 + 1 + 5 + 3 + 5)
 
 
 def test_attention_that_is_off_in_one_row_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,13 +152,11 @@ def test_graphs_answer_as_the_eager_pass_on_the_double() -> None:
 
 
 def test_graphs_with_other_contexts_than_planned_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.attention.flashinfer import FlashInferBackend
-
     plan = FlashInferBackend.prepare_captured
-    planned: set[int] = set()
+    planned: set[tuple[FlashInferBackend, int]] = set()
 
     def once(self: FlashInferBackend, metadata: object) -> None:
-        size = metadata.batch_size
+        size = (self, metadata.batch_size)
         if size not in planned:
             planned.add(size)
             plan(self, metadata)
@@ -165,14 +166,35 @@ def test_graphs_with_other_contexts_than_planned_are_seen(monkeypatch: pytest.Mo
 
 
 def test_two_sets_stand_a_late_device_and_one_that_does_not_wait_is_found_out() -> None:
-    findings = list(graphs_and_race.race(rig_of(LateDevice(late=True, poisons=False))))
-    assert [finding.ok for finding in findings] == [True, True]
+    findings = list(race_on_a_late_device())
+    assert [finding.ok for finding in findings] == [True] * 6
     assert findings[1].value
+
+
+def test_two_sets_of_each_mixed_kernel_that_do_not_wait_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LateDevice, "wait_for", lambda self, place: None)
+    findings = list(race_on_a_late_device())
+    # BatchAttention's plan waits for everything by itself.
+    assert [finding.ok for finding in findings[2:]] == [False, False, True, False]
+
+
+def race_on_a_late_device() -> Iterator[Finding]:
+    """Section 6 where torch's operators of an answer are late too."""
+    device = LateStream(late=True, poisons=False)
+    run = FlashInferBackend.run
+
+    def late(*args: Any) -> torch.Tensor:
+        with LateOperators(device):
+            return run(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FlashInferBackend, "run", late)
+        yield from graphs_and_race.race(rig_of(device))
 
 
 def test_on_a_device_that_is_never_late_the_race_section_says_that_it_sees_nothing() -> None:
     findings = list(graphs_and_race.race(at_once()))
-    assert [finding.ok for finding in findings] == [True, False]
+    assert [finding.ok for finding in findings] == [True, False, True, True, True, True]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from engine.attention.torch_reference import TorchReferenceBackend
 from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.ragged import Ragged, Shape, build
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
+from tests.flashinfer.real_mixed import real_mixed
 from tests.flashinfer.real_wrappers import CompiledModule, real_wrappers
 from tests.flashinfer.signatures import changes, described, signature, stored
 
@@ -31,20 +32,24 @@ def test_nothing_that_is_stored_has_changed(call: str) -> None:
     assert changes(stored()["calls"][call], REAL["calls"][call]) == []
 
 
-@pytest.mark.parametrize("mixed", ours.MixedKernel)
-def test_our_calls_bind_to_the_real_signatures(mixed: ours.MixedKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_calls_bind_to_the_real_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "WORKSPACE_BYTES", 1024)
     device = LateDevice()
     module = ShapedFlashInfer(device)
-    heads = ours.HeadShape(6, 2, 8)
-    backend = ours.FlashInferBackend(
-        runtime=device, heads=heads, dtype=torch.bfloat16, windows=(0, 9), mixed=mixed, kernels=module
-    )
-    for lens in ([(7, 20), (1, 30)], [(1, 3), (1, 40)]):
-        batch = build(lens, Shape(), dtype=torch.bfloat16)
-        backend.prepare(batch.metadata)
-        for layer in range(2):
-            backend.run(batch.q, batch.k_cache, batch.v_cache, layer)
+    for mixed in ours.MixedKernel:
+        backend = ours.FlashInferBackend(
+            runtime=device,
+            heads=ours.HeadShape(6, 2, 8),
+            dtype=torch.bfloat16,
+            windows=(0, 9),
+            mixed=mixed,
+            kernels=module,
+        )
+        for lens in ([(7, 20), (1, 30)], [(1, 3), (1, 40)]):
+            batch = build(lens, Shape(), dtype=torch.bfloat16)
+            backend.prepare(batch.metadata)
+            for layer in range(2):
+                backend.run(batch.q, batch.k_cache, batch.v_cache, layer)
     assert {call.name for call in module.calls} == set(REAL["calls"])
     for call in module.calls:
         signature(REAL["calls"][call.name]).bind(None, **call.given)
@@ -54,7 +59,7 @@ def test_the_backend_takes_the_real_module_by_itself(monkeypatch: pytest.MonkeyP
     """Without a GPU its constructor gets as far as this: the module has what will be called."""
     monkeypatch.setattr(ours, "WORKSPACE_BYTES", 1024)
     backend = ours.FlashInferBackend(runtime=LateDevice(), heads=ours.HeadShape(6, 2, 8), dtype=torch.bfloat16)
-    kernels = backend._kernels
+    kernels = backend._library.module
     assert kernels.__name__ == "flashinfer"
     for call in REAL["calls"]:
         name, method = call.split(".")
@@ -73,31 +78,40 @@ def reference(batch: Ragged, layer: int = 0, windows: tuple[int, ...] = ()) -> t
 
 def real_backend(patch: pytest.MonkeyPatch, shape: Shape, **settings: Any) -> ours.FlashInferBackend:
     patch.setattr(ours, "WORKSPACE_BYTES", 1024 * 1024)
+    package = real_wrappers(patch)
+    real_mixed(patch, CompiledModule)
     return ours.FlashInferBackend(
         runtime=LateDevice(late=False),
         heads=ours.HeadShape(shape.heads, shape.kv_heads, shape.dim),
         dtype=torch.bfloat16,
-        kernels=real_wrappers(patch),
+        kernels=package,
         **settings,
     )
 
 
 @pytest.mark.parametrize("mixed", ours.MixedKernel)
+@pytest.mark.parametrize("prefill", ours.PrefillKernel)
 @pytest.mark.parametrize(("page", "group"), [(1, 5), (16, 1), (16, 3), (16, 7)])
 @pytest.mark.parametrize("windows", [(), (0, 30)])
 def test_the_real_wrappers_hand_their_kernel_what_we_mean(
-    monkeypatch: pytest.MonkeyPatch, mixed: ours.MixedKernel, page: int, group: int, windows: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    mixed: ours.MixedKernel,
+    prefill: ours.PrefillKernel,
+    page: int,
+    group: int,
+    windows: tuple[int, ...],
 ) -> None:
     shape = Shape(page_size=page, group=group, dim=64)
-    backend = real_backend(monkeypatch, shape, mixed=mixed, windows=windows)
+    backend = real_backend(monkeypatch, shape, mixed=mixed, prefill=prefill, windows=windows)
     for seed, lens in enumerate([MIXED, DECODES, [(6, 6)], DECODES[::-1], MIXED[::-1], [(1, 1)]]):
         batch = build(lens, shape, seed=seed, page_seed=seed, dtype=torch.bfloat16)
         backend.prepare(batch.metadata)
         for layer in range(2):
             out = backend.run(batch.q, batch.k_cache, batch.v_cache, layer)
             assert torch.equal(out, reference(batch, layer, windows))
-    for kernel, q, kv, out_type, index, dim, *_ in CompiledModule.made:
-        assert (kernel, q, kv, out_type, index, dim) == ("fa2", *[torch.bfloat16] * 3, torch.int32, 64)
+    for _, q, kv, out_type, index, dim, *_ in CompiledModule.made:
+        assert (q, kv, out_type, index, dim) == (*[torch.bfloat16] * 3, torch.int32, 64)
+    assert {kernel for kernel, *_ in CompiledModule.made} == {"fa2", prefill}
 
 
 def test_the_real_graph_wrapper_fills_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +127,7 @@ def test_the_real_graph_wrapper_fills_its_own_buffers(monkeypatch: pytest.Monkey
         q = torch.zeros(5, shape.heads, shape.dim, dtype=torch.bfloat16)
         q[: len(contexts)] = batch.q
         backend.prepare_captured(padded(batch.metadata, 5, spare))
-        (part,) = backend._running[0]
-        wrapper = part.wrapper
+        wrapper = backend._running[0]._wrapper
         buffers.add(tuple(t.data_ptr() for t in (wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf)))
         out = backend.run(q, *caches, 0)
         assert torch.equal(out[: len(contexts)], reference(batch))
@@ -129,6 +142,11 @@ def test_the_real_graph_wrapper_refuses_another_batch_size(monkeypatch: pytest.M
     batch = build([(1, 20)] * 4, shape, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="batch size should be fixed"):
         backend.prepare_captured(batch.metadata)
+
+
+def test_the_real_batch_attention_has_no_windows() -> None:
+    """Why layers with one are computed by another kernel."""
+    assert not [name for name, *_ in REAL["calls"]["BatchAttention.plan"] if "window" in str(name)]
 
 
 def test_the_real_plan_takes_float16_when_no_type_is_named() -> None:

@@ -19,6 +19,8 @@ STORED = Path(__file__).resolve().parents[1] / "data" / "flashinfer-signatures.j
 CALLS = {
     "BatchPrefillWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
     "BatchDecodeWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
+    "BatchAttention": ("__init__", "plan", "run"),
+    "BatchPODWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
 }
 
 #: [name, kind, default as text or None where it has none]

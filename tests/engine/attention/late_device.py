@@ -37,6 +37,7 @@ class LateDevice:
     late_fetches  copies to the host wait until somebody waits for them, or for anything behind them
     poisons    what was written over arrives as poison; False: as what was written
     memory_plan   what `memory` answers, call by call; the last one for ever
+    capability   see DeviceRuntime
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class LateDevice:
         late_fetches: bool = False,
         poisons: bool = True,
         memory_plan: list[DeviceMemory] | None = None,
+        capability: tuple[int, int] = (9, 0),
     ) -> None:
         self.device = torch.device("cpu")
+        self.capability = capability
         self.log: list[str] = []
         self.waiting: list[Callable[[], None]] = []
         self.done = 0
