@@ -5,9 +5,9 @@ So the host waits for an event behind that copy, not for the device; and a decod
 yet takes it on the device, from where the batch before left it. Two pinned buffers take turns, as at most two batches
 are in flight.
 
-That works for greedy rows, which a GPU chooses without the host. Drawing at a temperature, filters and
-log-probabilities ask the host in between; a batch with such rows is sampled when it is collected, and the next one is
-launched after that.
+That works for rows that a GPU chooses without the host: greedy ones, and drawn ones with their filters, forbidden ends
+and log-probabilities (`engine.executor.device_sampler`). A batch with a row that has a penalty, a bias or a grammar is
+sampled when it is collected, and the next one is launched after that.
 
 Tested with a double of the device; the hardware has not run it yet.
 """
@@ -22,35 +22,38 @@ import torch
 
 from engine.attention.device import DeviceRuntime
 from engine.attention.staging import SETS, Rotation, Staging
-from engine.executor.base import ForwardBatch, SampledToken, SamplingRow, StepResult
-from engine.executor.sampler import NonFiniteLogits
+from engine.executor.base import ForwardBatch, StepResult
+from engine.executor.device_sampler import DeviceSampler, answers, is_chosen_on_device
 from engine.executor.torch_executor import TorchExecutor
 
 
 class TokenReturn:
-    """Pinned memory for the tokens of one batch and their logits, and the event behind the copies to it."""
+    """Pinned memory for what one batch chose, and the event behind the copies to it."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
         self._arrived = runtime.event()
-        self._tokens = runtime.pinned(0, torch.int64)
-        self._logits = runtime.pinned(0, torch.float32)
+        self._integers = runtime.pinned(0, torch.int64)
+        self._floats = runtime.pinned(0, torch.float32)
+        self._counts = (0, 0)
 
-    def send(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        """Start the copies. tokens [S] int64, logits [S] float32, both on the device."""
-        count = len(tokens)
-        if count > len(self._tokens):
-            self._tokens = self._runtime.pinned(2 * count, torch.int64)
-            self._logits = self._runtime.pinned(2 * count, torch.float32)
-        if count:
-            self._runtime.fetch(self._tokens[:count], tokens)
-            self._runtime.fetch(self._logits[:count], logits)
+    def send(self, integers: torch.Tensor, floats: torch.Tensor) -> None:
+        """Start the copies. integers [I] int64, floats [F] float32, both on the device."""
+        self._counts = len(integers), len(floats)
+        if len(integers) > len(self._integers):
+            self._integers = self._runtime.pinned(2 * len(integers), torch.int64)
+        if len(floats) > len(self._floats):
+            self._floats = self._runtime.pinned(2 * len(floats), torch.float32)
+        if len(integers):
+            self._runtime.fetch(self._integers[: len(integers)], integers)
+            self._runtime.fetch(self._floats[: len(floats)], floats)
         self._arrived.record()
 
-    def take(self, count: int) -> tuple[list[int], list[float]]:
-        """The first `count` tokens and logits, once they are there."""
+    def take(self) -> tuple[list[int], list[float]]:
+        """What was sent, once it is there."""
         self._arrived.wait()
-        return self._tokens[:count].tolist(), self._logits[:count].tolist()
+        integers, floats = self._counts
+        return self._integers[:integers].tolist(), self._floats[:floats].tolist()
 
 
 class _Launched(NamedTuple):
@@ -69,15 +72,21 @@ class OverlappedTorchExecutor(TorchExecutor):
         super().__init__(*args, **kwargs)
         runtime = self._runtime
         assert runtime is not None, "steps overlap on a GPU"
+        self._chooser = DeviceSampler(self._sampler, runtime)
         self._returns = Rotation(lambda: TokenReturn(runtime), returns)
         self._carriers = Rotation(lambda: Staging(runtime, torch.int64), SETS)
         self._launched: deque[_Launched] = deque()
         #: [S] int64 on the device: tokens of the last batch that was launched, in the order of its sampling.
         self._last: torch.Tensor | None = None
 
+    def execute(self, batch: ForwardBatch) -> StepResult:
+        """As launched and collected: what is compiled, and what memory it takes, is the same."""
+        self.launch(batch)
+        return self.collect()
+
     def allows_next(self, batch: ForwardBatch) -> bool:
         """Whether its tokens are chosen without the host."""
-        return all(map(_is_chosen_alone, batch.sampling))
+        return all(map(is_chosen_on_device, batch.sampling))
 
     def launch(self, batch: ForwardBatch) -> None:
         """Start forward pass, sampling and the copy of the tokens. Raises as `forward` does, with nothing started."""
@@ -87,10 +96,10 @@ class OverlappedTorchExecutor(TorchExecutor):
             self._launched.append(_Launched(batch, None, logits))
             return
         with torch.inference_mode():
-            tokens, best = self._sampler.largest(logits)
+            chosen = self._chooser.choose(logits, batch.sampling)
             coming = self._returns.next()
-            coming.send(tokens, best.float())
-        self._last = tokens
+            coming.send(chosen.integers, chosen.floats)
+        self._last = chosen.tokens
         self._launched.append(_Launched(batch, coming, None))
 
     def collect(self) -> StepResult:
@@ -101,15 +110,8 @@ class OverlappedTorchExecutor(TorchExecutor):
             with torch.inference_mode():
                 return StepResult(step=batch.step, tokens=self._sampler.sample(logits, batch.sampling))
         with torch.inference_mode():
-            tokens, best = coming.take(len(batch.sampling))
-        for row, logit in zip(batch.sampling, best, strict=True):
-            if not np.isfinite(logit):
-                where = f"request {row.rid}, position {row.position}"
-                raise NonFiniteLogits(f"{where}: the best logit is {logit}; a finite number is needed")
-        return StepResult(
-            step=batch.step,
-            tokens=tuple(SampledToken(row.rid, token) for row, token in zip(batch.sampling, tokens, strict=True)),
-        )
+            integers, floats = coming.take()
+        return StepResult(step=batch.step, tokens=answers(batch.sampling, integers, floats))
 
     def _take_over(self, batch: ForwardBatch, token_ids: torch.Tensor) -> None:
         """Put tokens of the batch before into `token_ids`, on the device."""
@@ -121,10 +123,3 @@ class OverlappedTorchExecutor(TorchExecutor):
         rows, places = carrier.upload()
         carrier.sent()
         token_ids.index_copy_(0, rows, self._last.index_select(0, places))
-
-
-def _is_chosen_alone(row: SamplingRow) -> bool:
-    """Whether the largest logit is the answer, and nothing else is asked for."""
-    params = row.params
-    is_plain = row.history is None and row.grammar is None and row.output_index >= params.min_new_tokens
-    return is_plain and params.is_greedy and params.logprobs is None

@@ -1,9 +1,12 @@
 """Sampler. Owns: turning logits into tokens and log-probabilities, one row at a time in meaning, in batches in speed.
 
-Random choice is Gumbel-max over the tokens that survive the filters, with noise from an integer hash of
-(seed, position, token id). No generator, no state: a request with a seed gets the same noise whatever its batch peers,
-its slot, or a retraction in between. It is done in two exact steps, so that noise is made for hundreds of numbers and
-not for a whole vocabulary: first a block of tokens, weighed by the sum of its probabilities, then a token of it.
+Random choice is Gumbel-max over the tokens that survive the filters, with the noise of `engine.executor.noise`: a
+request with a seed gets the same whatever its batch peers, its slot, or a retraction in between. It is done in two
+exact steps, so that noise is made for hundreds of numbers and not for a whole vocabulary: first a block of tokens,
+weighed by the sum of its probabilities, then a token of it.
+
+`Sampler` reads values on the host where that is quicker: how far a nucleus reaches, who asks for what. On a GPU that
+would wait for the device; `engine.executor.device_sampler` does the same without.
 
 Order: what `engine.executor.shaping` changes, temperature, top_k, top_p over the k best, min_p. Tokens that tie with
 the last survivor survive.
@@ -20,13 +23,9 @@ from typing import Final
 import torch
 
 from engine.executor.base import SampledToken, SamplingRow, TokenLogprobs
+from engine.executor.noise import gumbel, row_key, token_keys
 from engine.executor.shaping import shape
 
-_MASK64: Final = (1 << 64) - 1
-#: Odd constants of a 64-bit finaliser (splitmix64), as signed integers because torch has no unsigned arithmetic.
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-_MIX_1: Final = 0xBF58476D1CE4E5B9
-_MIX_2: Final = 0x94D049BB133111EB
 #: Tokens of one block of the two-step draw.
 BLOCK: Final = 256
 #: Best tokens that a top_p row is looked at with first; eight times as many while they do not reach top_p.
@@ -55,12 +54,12 @@ class Sampler:
         secret: bytes | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self._eos = tuple(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.vocab_size = vocab_size
         self._secret = os.urandom(16) if secret is None else secret
-        self._vocab_size = vocab_size
         blocks = -(-vocab_size // BLOCK)
-        self._token_keys = _keys(blocks * BLOCK).view(blocks, BLOCK).to(device)
-        self._block_keys = _keys(blocks).to(device)
+        self._token_keys = token_keys(blocks * BLOCK).view(blocks, BLOCK).to(device)
+        self._block_keys = token_keys(blocks).to(device)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[SampledToken, ...]:
         """One token for each row. logits [S, vocab], any float type, not modified; `rows` in the same order.
@@ -69,14 +68,15 @@ class Sampler:
         """
         if not rows:
             return ()
-        allowed = _in_blocks(shape(logits, rows, self._eos))
+        allowed = in_blocks(shape(logits, rows, self.eos_token_ids))
         block_best = allowed.amax(dim=-1)
         best = block_best.amax(dim=-1)
-        _check_finite(best, rows)
+        if not bool(best.isfinite().all()):
+            refuse_non_finite(best.tolist(), rows)
         drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
         picks = [0] * len(rows)
         if len(drawn) < len(rows):
-            picks = _largest(allowed, block_best).tolist()
+            picks = largest_token(allowed, block_best).tolist()
         if drawn:
             subset = allowed if len(drawn) == len(rows) else allowed[drawn]
             for i, token_id in zip(drawn, self._draw(subset.float(), [rows[i] for i in drawn]), strict=True):
@@ -87,24 +87,13 @@ class Sampler:
             for row, pick, logprob in zip(rows, picks, logprobs, strict=True)
         )
 
-    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The greedy token of each row, [S] int64, and its logit, [S]: where the logits are, without waiting for it.
-
-        A logit that is not finite says that the row holds NaN or +infinity. logits [S, vocab], shaped by nothing.
-        """
-        if not len(logits):
-            return torch.empty(0, dtype=torch.int64, device=logits.device), logits.new_empty(0)
-        allowed = _in_blocks(logits)
-        block_best = allowed.amax(dim=-1)
-        return _largest(allowed, block_best), block_best.amax(dim=-1)
-
     def _draw(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         """One random token of each row. logits [S, blocks, BLOCK] float32."""
         params, device = [row.params for row in rows], logits.device
         scaled = logits / torch.tensor([p.temperature for p in params], device=device)[:, None, None]
         flat = scaled.view(len(rows), -1)
         best = flat.amax(dim=-1)
-        filtered = [i for i, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < self._vocab_size]
+        filtered = [i for i, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < self.vocab_size]
         shared = [i for i, p in enumerate(params) if p.min_p > 0.0]
         if filtered or shared:
             every_floor = torch.full((len(rows),), -math.inf, device=device)
@@ -117,30 +106,40 @@ class Sampler:
                 depths = torch.tensor([math.log(params[i].min_p) for i in shared], device=device)
                 every_floor[shared] = every_floor[shared].maximum(best[shared] + depths)
             flat.masked_fill_(flat < every_floor[:, None], -math.inf)
-        row_keys = torch.tensor([self._row_key(row) for row in rows], device=device)[:, None]
-        weights = (scaled - best[:, None, None]).exp_().sum(dim=-1)
-        block = (weights.double().log_() + _gumbel(self._block_keys, row_keys ^ _BLOCK_DOMAIN)).argmax(dim=-1)
-        members = scaled[torch.arange(len(rows), device=device), block].double()
-        offset = (members + _gumbel(self._token_keys.index_select(0, block), row_keys)).argmax(dim=-1)
-        tokens: list[int] = (block * BLOCK + offset).tolist()
+        row_keys = torch.tensor([self.row_key(row) for row in rows], device=device)
+        tokens: list[int] = self.pick(scaled, best, row_keys).tolist()
         return tokens
 
-    def _row_key(self, row: SamplingRow) -> int:
+    def pick(self, scaled: torch.Tensor, best: torch.Tensor, row_keys: torch.Tensor) -> torch.Tensor:
+        """A random token of each row, [S] int64, where the logits are and without waiting for it.
+
+        scaled    [S, blocks, BLOCK] float32, divided by the temperature, -inf where a filter is
+        best      [S] the largest of each row
+        row_keys  [S] int64, of `row_key`
+        """
+        keys = row_keys[:, None]
+        weights = (scaled - best[:, None, None]).exp_().sum(dim=-1)
+        block = (weights.double().log_() + gumbel(self._block_keys, keys ^ _BLOCK_DOMAIN)).argmax(dim=-1)
+        members = scaled[torch.arange(len(scaled), device=scaled.device), block].double()
+        offset = (members + gumbel(self._token_keys.index_select(0, block), keys)).argmax(dim=-1)
+        return block * BLOCK + offset
+
+    def row_key(self, row: SamplingRow) -> int:
         """A signed 64-bit key of (seed, position); a request without a seed has one of its own in this process."""
         seed = row.params.seed
         if seed is None:
             seed = int.from_bytes(blake2b(row.rid.encode(), key=self._secret, digest_size=8).digest())
-        return _signed(_mix_int(_mix_int(seed & _MASK64) ^ (row.position & _MASK64)))
+        return row_key(seed, row.position)
 
 
-def _in_blocks(logits: torch.Tensor) -> torch.Tensor:
+def in_blocks(logits: torch.Tensor) -> torch.Tensor:
     """[S, vocab] -> [S, blocks, BLOCK]; a last block that is not full is padded with -inf."""
     if missing := -logits.shape[1] % BLOCK:
         logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
     return logits.reshape(len(logits), -1, BLOCK)
 
 
-def _largest(logits: torch.Tensor, block_best: torch.Tensor) -> torch.Tensor:
+def largest_token(logits: torch.Tensor, block_best: torch.Tensor) -> torch.Tensor:
     """The first largest token of each row, [S] int64: much faster in two steps than argmax over the vocabulary.
 
     logits [S, blocks, BLOCK], block_best [S, blocks]
@@ -174,10 +173,7 @@ def _floors(scaled: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) 
         if bool(((limit == vocab) & (share < 1.0)).any()):
             everything = (rows - best[:, :1]).exp_().sum(dim=-1, dtype=torch.float64)
             total = torch.where(limit == vocab, everything, total)
-        # Rows whose share is reached among those looked at; a share of 1 means: as far as top_k goes.
-        enough = (reach >= (share * total)[:, None]) & (torch.arange(count, device=device) <= last)
-        found = enough.any(dim=-1) & (share < 1.0)
-        place = torch.where(found, enough.int().argmax(dim=-1), last.squeeze(1))
+        place, found = last_survivor(reach, last, share, total)
         done = found | (limit <= count) | (share == 1.0)
         floor = best.gather(1, place[:, None]).squeeze(1)
         # Neither filter binds: everything survives.
@@ -185,6 +181,21 @@ def _floors(scaled: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) 
         open_rows = open_rows[~done]
         count = min(vocab, count * 8)
     return floors
+
+
+def last_survivor(
+    reach: torch.Tensor, last: torch.Tensor, share: torch.Tensor, total: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each row's last survivor stands among its best, [S], and whether its share is reached there.
+
+    reach  [S, n] probability of the best 1, 2, …, in any unit
+    last   [S, 1] place of the last that top_k keeps
+    share  [S] top_p; 1 means: as far as top_k goes
+    total  [S] what the share is of, in the unit of `reach`
+    """
+    enough = (reach >= (share * total)[:, None]) & (torch.arange(reach.shape[1], device=reach.device) <= last)
+    found = enough.any(dim=-1) & (share < 1.0)
+    return torch.where(found, enough.int().argmax(dim=-1), last.squeeze(1)), found
 
 
 def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], picks: Sequence[int]) -> list[TokenLogprobs | None]:
@@ -205,48 +216,9 @@ def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], picks: Sequence
     return answers
 
 
-def _check_finite(best: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """`best` [S]: the largest logit of each row. NaN anywhere in a row makes its maximum NaN."""
-    finite = best.isfinite()
-    if not bool(finite.all()):
-        i = int(finite.int().argmin())
-        where = f"request {rows[i].rid}, position {rows[i].position}"
-        raise NonFiniteLogits(f"{where}: the best logit is {best[i].item()}; a finite number is needed")
-
-
-def _keys(count: int) -> torch.Tensor:
-    """Well-mixed 64-bit keys of the integers below `count`, [count] int64."""
-    return _mix(torch.arange(count, dtype=torch.int64) * _signed(_GOLDEN))
-
-
-def _gumbel(keys: torch.Tensor, row_keys: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, [S, n] float64. keys [n] or [S, n] int64, row_keys [S, 1] int64."""
-    bits = _mix(keys ^ row_keys)
-    # 53 random bits to the middle of their cell in (0, 1): neither logarithm meets 0.
-    uniform = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
-    return uniform.log_().neg_().log_().neg_()
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The 64-bit finaliser on int64 elements (multiplication wraps around)."""
-    x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
-    return x ^ _shift_right(x, 31)
-
-
-def _mix_int(x: int) -> int:
-    """The same finaliser on one Python integer of 64 bits, after a step of the golden ratio."""
-    x = (x + _GOLDEN) & _MASK64
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK64
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK64
-    return x ^ (x >> 31)
-
-
-def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift: torch's own copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(x: int) -> int:
-    """The signed 64-bit integer with the same bits."""
-    return x - (1 << 64) if x >= 1 << 63 else x
+def refuse_non_finite(best: Sequence[float], rows: Sequence[SamplingRow]) -> None:
+    """Raise NonFiniteLogits for the first row whose largest logit is not finite: NaN in a row makes it NaN."""
+    for row, logit in zip(rows, best, strict=True):
+        if not math.isfinite(logit):
+            where = f"request {row.rid}, position {row.position}"
+            raise NonFiniteLogits(f"{where}: the best logit is {logit}; a finite number is needed")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engine.executor.base import SamplingRow
+from engine.sampling_params import SamplingParams
 
 
 def shape(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> torch.Tensor:
@@ -31,6 +32,12 @@ def shape(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequ
         if row.output_index < row.params.min_new_tokens:
             _forbid_ends(shaped[i], row, eos_token_ids)
     return shaped
+
+
+def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Tokens that would end an answer, as far as the vocabulary has them."""
+    ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
+    return [end for end in ends if 0 <= end < vocab_size]
 
 
 def _shape_row(logits: torch.Tensor, row: SamplingRow, history: np.ndarray) -> None:
@@ -55,6 +62,4 @@ def _shape_row(logits: torch.Tensor, row: SamplingRow, history: np.ndarray) -> N
 
 def _forbid_ends(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> None:
     """An answer below its `min_new_tokens` does not end: its end tokens are -inf."""
-    params = row.params
-    ends = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
-    logits[[end for end in ends if 0 <= end < len(logits)]] = -math.inf
+    logits[end_tokens(row.params, eos_token_ids, len(logits))] = -math.inf

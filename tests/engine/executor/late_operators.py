@@ -48,6 +48,8 @@ class LateOperators(TorchDispatchMode):
         super().__init__()
         self._device = device
         self._shapes = FakeTensorMode(allow_non_fake_inputs=True)
+        #: What operators on arguments of these shapes give: asking for it anew takes most of the time.
+        self._known: dict[Any, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -66,9 +68,11 @@ class LateOperators(TorchDispatchMode):
             if _storages(first) & _storages((args, kwargs)):
                 return first  # it shows what its base holds, whenever that comes
             return self._late(first, compute)
-        with self._shapes:
-            shaped = compute()
-        return self._late(tree_map(_poisoned, shaped), compute)
+        asked = (func, *map(_described, tree_flatten((args, kwargs))[0]))
+        if asked not in self._known:
+            with self._shapes:
+                self._known[asked] = compute()
+        return self._late(tree_map(_poisoned, self._known[asked]), compute)
 
     def _late(self, result: Any, compute: Callable[[], Any]) -> Any:
         """`result` holds what `compute` gives once the device came to it."""
@@ -79,6 +83,13 @@ class LateOperators(TorchDispatchMode):
 
         self._device.launch(write)
         return result
+
+
+def _described(argument: Any) -> Any:
+    """All of an argument that the shape of a result can hang on."""
+    if isinstance(argument, torch.Tensor):
+        return tuple(argument.shape), argument.stride(), argument.dtype
+    return type(argument), argument
 
 
 def _poisoned(shaped: Any) -> Any:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from engine.executor import sampler as module
 from engine.executor.base import SamplingRow
-from engine.executor.sampler import NonFiniteLogits, Sampler, _floors, _gumbel, _keys, _mix, _mix_int, _signed
+from engine.executor.noise import GOLDEN, MASK64, gumbel, mix, mix_int, row_key, signed, token_keys
+from engine.executor.sampler import NonFiniteLogits, Sampler, _floors
 from engine.sampling_params import SamplingParams
 
 VOCAB = 64
@@ -70,8 +71,8 @@ def test_frequencies_over_seeds_and_over_requests_without_seed() -> None:
 
 
 def test_noise_is_gumbel_and_not_correlated_along_any_axis() -> None:
-    row_keys = [_signed(_mix_int(_mix_int(seed) ^ position)) for seed in (0, 1) for position in range(40)]
-    noise = _gumbel(_keys(4096), torch.tensor(row_keys)[:, None])
+    row_keys = [row_key(seed, position) for seed in (0, 1) for position in range(40)]
+    noise = gumbel(token_keys(4096), torch.tensor(row_keys)[:, None])
     assert noise.isfinite().all()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
@@ -82,9 +83,9 @@ def test_noise_is_gumbel_and_not_correlated_along_any_axis() -> None:
 
 def test_tensor_and_integer_finalisers_are_the_same_function() -> None:
     values = [0, 1, 12345, (1 << 63) - 1, (1 << 64) - 1, 0xDEADBEEFCAFEF00D]
-    stepped = [(v + module._GOLDEN) & module._MASK64 for v in values]
-    got = _mix(torch.tensor([_signed(v) for v in stepped])).tolist()
-    assert got == [_signed(_mix_int(v)) for v in values]
+    stepped = [(v + GOLDEN) & MASK64 for v in values]
+    got = mix(torch.tensor([signed(v) for v in stepped])).tolist()
+    assert got == [signed(mix_int(v)) for v in values]
 
 
 PARAMS = st.builds(
