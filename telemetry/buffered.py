@@ -34,6 +34,8 @@ _LOG: Final = logging.getLogger("admitscope.telemetry")
 
 CAPACITY: Final = 65_536
 PERIOD_S: Final = 0.2
+#: How long a worker that has woken up waits for a forward to work beside. Less than whoever asks waits for the worker.
+PATIENCE_S: Final = 0.05
 #: Longest stretch of work between two breaks, and the break.
 SLICE_NS: Final = 400_000
 BREAK_S: Final = 0.000_1
@@ -332,7 +334,7 @@ class BufferedSink:
         began = time.perf_counter_ns()
         while not self._given_up:
             if waits and waiting and not self.window.forward.leaves_time and self._is_polite:
-                waits = self.window.wait(self._count_accepted, self._period_s)
+                waits = self.window.wait(self._count_accepted, PATIENCE_S)
                 began = time.perf_counter_ns()
             # A call that comes after this look comes after all that wait by now.
             most = min(waiting, self._batch)
