@@ -11,14 +11,7 @@ import torch
 from bench.gpu_check.batches import KINDS, Batch, compared, exact, random_batch, shrunk, torch_answer
 from bench.gpu_check.report import Finding
 from bench.gpu_check.rig import Rig
-from engine.attention.flashinfer import (
-    FlashInferBackend,
-    HeadShape,
-    MixedKernel,
-    PrefillKernel,
-    UnfitKernel,
-    first_decode,
-)
+from engine.attention.flashinfer import FlashInferBackend, HeadShape, MixedKernel, PrefillKernel, UnfitKernel
 
 #: Kinds of batches whose requests begin with the same full pages.
 SHARED_PAGES = 3
@@ -40,7 +33,7 @@ def attention(rig: Rig) -> Iterator[Finding]:
         heads = HeadShape(kv_heads * group, kv_heads, dim)
         for window in (0, max(1, WINDOW // rig.sizes.shrink)):
             backend = rig.backend(heads, windows=(window,))
-            for name, batch, usual in _kinds(rig, heads, window):
+            for name, batch, usual in _kinds(rig, heads, window, (DECODE, PIECES, MIXED)):
                 want, yardstick = exact(batch, window), torch_answer(batch, window)
                 yield compared(f"{name}, {usual}", _run(rig, backend, batch), want, yardstick)
     for other in OTHERS:
@@ -56,10 +49,9 @@ def _by_another(rig: Rig, heads: HeadShape, other: str) -> Iterator[Finding]:
             continue  # as by default
         try:
             backend = rig.backend(heads, windows=(window,), **settings)
-            for name, batch, usual in _kinds(rig, heads, window):
-                if usual == stands_for:
-                    want, yardstick = exact(batch, window), torch_answer(batch, window)
-                    yield compared(f"{name}, {other}", _run(rig, backend, batch), want, yardstick)
+            for name, batch, _ in _kinds(rig, heads, window, (stands_for,)):
+                want, yardstick = exact(batch, window), torch_answer(batch, window)
+                yield compared(f"{name}, {other}", _run(rig, backend, batch), want, yardstick)
         except UnfitKernel as error:
             yield Finding(f"{_shape(heads)}, {other}", note=f"not tried: {error.why}")
             return
@@ -73,25 +65,25 @@ def _shape(heads: HeadShape) -> str:
     return f"D {heads.head_dim}, group {heads.num_heads // heads.num_kv_heads}"
 
 
-def _kinds(rig: Rig, heads: HeadShape, window: int) -> Iterator[tuple[str, Batch, str]]:
-    """Batches with their names, and what computes them by default. With a window: those with something to hide."""
+def _kinds(rig: Rig, heads: HeadShape, window: int, wanted: tuple[str, ...]) -> Iterator[tuple[str, Batch, str]]:
+    """Batches that one of `wanted` computes by default, with their names, and it. With a window: two kinds of them."""
+    kinds = {kind: (shrunk(KINDS[kind], rig.sizes.shrink), 0) for kind in (("prefix", "mixed") if window else KINDS)}
     for page_size in rig.sizes.pages:
-        for kind in ("prefix", "mixed") if window else KINDS:
-            lens = shrunk(KINDS[kind], rig.sizes.shrink)
-            name = f"{_shape(heads)}, page {page_size}, {kind}" + f", window {window}" * bool(window)
-            batch = random_batch(rig, heads, lens, page_size)
-            yield name, batch, _usual(batch)
         if not window:
             longer = SHARED_PAGES * page_size
             shared = [(rows, context + longer) for rows, context in shrunk(KINDS["mixed"], rig.sizes.shrink)]
-            batch = random_batch(rig, heads, shared, page_size, shared_pages=SHARED_PAGES)
-            yield f"{_shape(heads)}, page {page_size}, shared pages", batch, _usual(batch)
+            kinds["shared pages"] = (shared, SHARED_PAGES)
+        for kind, (lens, shared_pages) in kinds.items():
+            usual = _usual(lens)
+            if usual in wanted:
+                name = f"{_shape(heads)}, page {page_size}, {kind}" + f", window {window}" * bool(window)
+                yield name, random_batch(rig, heads, lens, page_size, shared_pages=shared_pages), usual
 
 
-def _usual(batch: Batch) -> str:
-    """What computes `batch` by default."""
-    first = first_decode(batch.metadata)
-    return MIXED if 0 < first < batch.metadata.batch_size else PIECES if first else DECODE
+def _usual(lens: list[tuple[int, int]]) -> str:
+    """What computes a batch of `lens` by default."""
+    is_one = [rows == 1 for rows, _ in lens]
+    return DECODE if all(is_one) else MIXED if is_one[-1] else PIECES
 
 
 def _run(rig: Rig, backend: FlashInferBackend, batch: Batch) -> torch.Tensor:

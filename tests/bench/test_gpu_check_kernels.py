@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu_check import correctness, speed
+from bench.gpu_check import __main__ as program
+from bench.gpu_check import correctness, cuda, speed
 from bench.gpu_check.batches import exact, random_batch, torch_answer
+from bench.gpu_check.compiling import attention_kernels
 from bench.gpu_check.report import Finding
 from bench.gpu_check.rig import Rig
 from engine.attention import flashinfer
@@ -141,3 +143,30 @@ def test_the_ratio_says_how_much_longer_ragged_takes() -> None:
     found = list(speed.mixed(rig))[:4]
     assert [finding.value for finding in found] == pytest.approx([1.0, 2.0, 0.5, 4.0])
     assert found[3].note.startswith("1,000 µs")
+
+
+def test_every_kernel_is_compiled_beforehand_for_each_head_with_a_window_and_without() -> None:
+    rig = at_once()
+    findings = list(attention_kernels(rig))
+    assert all(finding.ok and finding.value is not None for finding in findings)
+    assert len(findings) == len(SMALL.heads) * 2 * 5
+    used = {call.name for call in rig.kernels.calls if call.name.endswith(".run")}
+    assert len(used) == 4
+    backends = {given["backend"] for given in rig.kernels.named("BatchPrefillWithPagedKVCacheWrapper.__init__")}
+    assert backends == {"fa2", "fa3"}
+
+
+def test_a_kernel_that_cannot_be_compiled_is_told_and_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = without(rig_of(LateDevice(late=False, capability=(8, 9))), "BatchAttention")
+    monkeypatch.setattr(cuda, "has_gpu", lambda: True)
+    monkeypatch.setattr(cuda, "machine", dict)
+    monkeypatch.setattr(program, "_rig", lambda _: rig)
+    # Also where it falls back in layers with a window: what it is made of is missing.
+    assert program.main(["--compile"]) == len(SMALL.heads) * 2
+    said = capsys.readouterr().out
+    assert said.count("no prebuilt module, and JIT is disabled") == len(SMALL.heads) * 2
+    assert "pod |  |  |  | not tried: it was only ever tried on" in said
+    monkeypatch.setattr(program, "_rig", lambda _: None)
+    assert program.main(["--compile"]) == 1
