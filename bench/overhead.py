@@ -87,6 +87,8 @@ def receiver() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class Window(NamedTuple):

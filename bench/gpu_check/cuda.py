@@ -88,3 +88,15 @@ class CudaStopwatch:
 
     def spin(self, seconds: float) -> None:
         torch.cuda._sleep(int(seconds * _CYCLES_PER_S))
+
+
+class CudaMarks:
+    """Events that keep the time."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        return float(first.elapsed_time(last)) / 1000.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.gpu_check import correctness, end_to_end, engine_checks, graphs_and_race, speed
+from bench.gpu_check import correctness, cuda, end_to_end, engine_checks, graphs_and_race, speed, whole_engine
 from bench.gpu_check.report import Finding, Report, SectionReport, Status
 from bench.gpu_check.rig import Rig
 
@@ -50,6 +50,7 @@ def sections() -> list[Section]:
         Section(10, "prefill attention", 40, lambda rig: speed.prefill(rig, ceilings), counts=False),
         Section(11, "mixed batches, plan included", 60, speed.mixed, counts=False),
         Section(12, "whole decode steps", 90, lambda rig: end_to_end.decode_steps(rig, ceilings), counts=False),
+        Section(13, "whole engine", 30, lambda rig: whole_engine.whole_engine(rig, cuda.CudaMarks()), counts=False),
     ]
 
 
@@ -57,10 +58,8 @@ def sections() -> list[Section]:
 LEFT_OUT: Final = [
     ("section 2: log-sum-exp", "the engine uses none"),
     ("section 3: fused norms, RoPE, activation", "the engine uses torch's operators for them on a GPU too"),
-    (
-        "section 12: overlap, telemetry on and off, share of plan, copy and launch",
-        "its steps are driven by hand, without a scheduler to plan ahead: `make bench-overhead` and `bench/serve.py`",
-    ),
+    ("section 12: share of plan, copy and launch", "its steps are timed whole; section 13 tells what is not computing"),
+    ("section 13: HTTP", "it is the engine in this process: `bench/serve.py` loads a server"),
 ]
 
 

@@ -35,8 +35,8 @@ from engine.sampling_params import SamplingParams
 
 #: Elements of a head that FlashInfer's FA2 kernels are compiled for.
 HEAD_DIMS: Final = (64, 128, 256)
-#: The dearest way to choose a token: filters over the whole vocabulary, and log-probabilities.
-_DEAR: Final = SamplingParams(max_new_tokens=2, temperature=1.0, top_p=0.9, top_k=50, logprobs=5)
+#: The dearest way to choose a token: a nucleus sought in the whole vocabulary, and log-probabilities.
+_DEAR: Final = SamplingParams(max_new_tokens=2, temperature=1.0, top_p=0.9, min_p=0.001, logprobs=5)
 
 
 class GpuStart:

@@ -80,20 +80,20 @@ def test_without_a_gpu_it_says_so_after_section_0_and_ends_with_0(
     assert "No GPU that torch can use here" in said
     assert f"torch: {torch.__version__}" in said
     written = json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))
-    assert [section["number"] for section in written["sections"]] == list(range(13))
+    assert [section["number"] for section in written["sections"]] == list(range(14))
     assert {section["status"] for section in written["sections"][1:]} == {"not run"}
     assert written["failed_checks"] == 0
     assert len(written["left_out"]) == len(runner.LEFT_OUT)
     page = (tmp_path / "gpu_check.md").read_text("utf-8")
-    assert page.count("not run: no GPU") == 12
-    assert "without a scheduler to plan ahead" in page
+    assert page.count("not run: no GPU") == 13
+    assert "the engine in this process" in page
 
 
 def test_only_names_sections_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [section.number for section in chosen(sections(), {0, 3, 12})] == [3, 12]
     with pytest.raises(SystemExit):
-        program.main(["--only", "2,13", "--out", str(tmp_path)])
-    assert "--only 13: sections are 0 to 12" in capsys.readouterr().err
+        program.main(["--only", "2,14", "--out", str(tmp_path)])
+    assert "--only 14: sections are 0 to 13" in capsys.readouterr().err
 
 
 def test_all_sections_together_take_less_than_ten_minutes() -> None:
