@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engine.attention.metadata import PagedMetadata
 from engine.attention.staging import Staging
-from engine.executor import decode_graphs, torch_executor
+from engine.executor import decode_graphs, device_sampler, overlapped_torch, torch_executor
 from engine.executor.manual import ManualDriver
+from engine.executor.overlapped_torch import OverlappedTorchExecutor
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.models.llama import LlamaModel
 from engine.models.weights import move
+from engine.sampling_params import SamplingParams
 from tests.engine.executor.tiny import CONFIG, tiny_weights
 
 META = torch.device("meta")
@@ -29,6 +32,13 @@ class ShapeDevice:
 
     def __init__(self) -> None:
         self.captured = 0
+
+    def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device="cpu")
+
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert (target.device.type, source.device) == ("cpu", META)
+        assert (target.shape, target.dtype) == (source.shape, source.dtype)
 
     def event(self) -> ShapeDevice:
         return self
@@ -79,7 +89,7 @@ class ShapeAttention:
 
 @pytest.fixture(autouse=True)
 def _fake_tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (torch_executor, decode_graphs):
+    for module in (torch_executor, decode_graphs, overlapped_torch, device_sampler):
         monkeypatch.setattr(module, "Staging", ShapeStaging)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
@@ -106,3 +116,30 @@ def test_a_step_has_every_tensor_on_the_device(graph_rows: int) -> None:
         for sequence, count in work:
             sequence.computed_len += count
     assert device.captured == (3 if graph_rows else 0)
+
+
+@pytest.mark.parametrize("graph_rows", [0, 3])
+def test_a_launch_chooses_and_carries_over_on_the_device_alone(graph_rows: int) -> None:
+    """Fake tensors know no values, either: whatever asked for one between two launches would raise."""
+    weights = tiny_weights()
+    move(weights, META)
+    executor = OverlappedTorchExecutor(
+        LlamaModel(CONFIG, weights), name="tiny", page_size=16, num_pages=20, attention=ShapeAttention(),
+        gpu=Gpu(ShapeDevice(), graph_rows=graph_rows),
+    )  # fmt: skip
+    driver = ManualDriver(executor)
+    asked = [
+        SamplingParams(temperature=0.0, min_new_tokens=3),
+        SamplingParams(temperature=0.7, top_p=0.9, seed=4, logprobs=2),
+        SamplingParams(temperature=0.7, top_k=5, min_p=0.1),
+    ]
+    sequences = [driver.add(f"r{i}", list(range(9 + i)), params) for i, params in enumerate(asked)]
+    executor.launch(driver.batch([(sequence, sequence.missing_len) for sequence in sequences]))
+    for sequence in sequences:
+        sequence.computed_len = len(sequence.tokens)
+        sequence.tokens.append(0)
+    batch = driver.batch([(sequence, 1) for sequence in sequences])
+    executor.launch(replace(batch, carried=((0, 0), (1, 1), (2, 2))))
+    chosen = executor._last
+    assert chosen is not None
+    assert (chosen.device, tuple(chosen.shape), chosen.dtype) == (META, (3,), torch.int64)
