@@ -162,9 +162,10 @@ class ExecutorConfig(_Frozen):
     quantization: Literal["auto", "none", "int8", "int8-fast"] = "auto"
     """Of the linear layers' weights: `int8` keeps about 16 bits of activations, `int8-fast` 8. `auto`: `int8` with
     kernels in C if `dtype` is `auto` too, else `none`."""
-    kernels: Literal["auto", "native", "torch"] = "auto"
+    kernels: Literal["auto", "native", "torch", "flashinfer"] = "auto"
     """`native` compiles kernels in C for this processor at the first start and keeps them; `torch` uses torch's
-    operations. `auto`: `native` where it can be, said at the start."""
+    operations; `flashinfer`, on a GPU, FlashInfer's norms, RoPE and activation beside torch's products. `auto`:
+    `native` where it can be, said at the start, else `torch`."""
     attention_backend: Literal["cpu", "reference", "flashinfer"] = "cpu"
     """`reference` is the readable oracle, slow on purpose; `flashinfer` is for `device=cuda`, `cpu` for the CPU."""
     threads: int | None = Field(None, ge=1, le=512)
@@ -205,6 +206,8 @@ class ExecutorConfig(_Frozen):
                     )
         if self.kernels == "native":
             self._are_native()
+        if self.kernels == "flashinfer":
+            self._are_flashinfers()
         if self.overlap and self.kind == "torch" and self.device == "cpu":
             raise ValueError(
                 "executor.overlap=True contradicts executor.device=cpu: host and model share its processors, and "
@@ -228,6 +231,18 @@ class ExecutorConfig(_Frozen):
         for name, values in (has | {"quantization": ("auto", "none", "int8")}).items():
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"executor.kernels=native contradicts executor.{name}={value}: use {values[-1]}")
+
+    def _are_flashinfers(self) -> None:
+        """Raise where another setting asks for what FlashInfer's small kernels do not have."""
+        if self.device == "cpu":
+            raise ValueError(
+                "executor.kernels=flashinfer needs executor.device=cuda: they are for NVIDIA GPUs; use native or torch"
+            )
+        if self.dtype == "float32":
+            raise ValueError(
+                f"executor.dtype={self.dtype} is not for executor.kernels=flashinfer: its kernels take bfloat16; use "
+                "executor.kernels=torch"
+            )
 
 
 class ServerConfig(_Frozen):

@@ -1,4 +1,5 @@
-"""Section 12. Owns: decode steps of a whole model against the time that reading its weights and K/V takes at least."""
+"""Section 12. Owns: decode steps of a whole model, with either table of small operators, against the time that reading
+its weights and K/V takes at least."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from bench.gpu_check.random_model import EIGHT_BILLION, SMALL, executor_of, in_the_middle, random_model, shape
+from bench.gpu_check.random_model import (
+    EIGHT_BILLION,
+    SMALL,
+    executor_of,
+    in_the_middle,
+    model_of,
+    random_weights,
+    shape,
+)
 from bench.gpu_check.report import Finding
 from bench.gpu_check.rig import Rig
 from bench.gpu_check.speed import Ceilings
@@ -23,18 +32,22 @@ SMOL = shape(layers=30, hidden=576, ffn=1536, heads=9, kv_heads=3, head_dim=64, 
 
 def decode_steps(rig: Rig, ceilings: Ceilings) -> Iterator[Finding]:
     """Whole steps as the engine's executor does them, planning and sampling included; wall time of the host."""
-    models = (
+    shapes = (
         ((SMALL, (1, 4), 32),) if rig.sizes.shrink > 1 else ((SMOL, (1, 16, 128), 512), (EIGHT_BILLION, (64,), 2048))
     )
-    for config, batches, context in models:
-        model = random_model(rig, config)
+    for config, batches, context in shapes:
+        drawn = random_weights(rig, config)
+        models = {ops: model_of(config, drawn, make_ops) for ops, make_ops in rig.ops().items()}
         for rows in batches:
             for graph_rows in (0, rows):
-                yield _steps(rig, ceilings, model, rows, context, graph_rows)
-        del model
+                for ops, model in models.items():
+                    yield _steps(rig, ceilings, model, ops, rows, context, graph_rows)
+        del drawn, models, model
 
 
-def _steps(rig: Rig, ceilings: Ceilings, model: LlamaModel, rows: int, context: int, graph_rows: int) -> Finding:
+def _steps(
+    rig: Rig, ceilings: Ceilings, model: LlamaModel, ops: str, rows: int, context: int, graph_rows: int
+) -> Finding:
     steps = STEPS + 3
     pages = rows * -(-(context + steps) // 16)
     executor = executor_of(rig, model, num_pages=pages, graph_rows=graph_rows)
@@ -51,7 +64,7 @@ def _steps(rig: Rig, ceilings: Ceilings, model: LlamaModel, rows: int, context: 
     share = read / ceilings.copy_bytes_s / seconds if ceilings.copy_bytes_s else 0.0
     is_aim = model.config == EIGHT_BILLION and graph_rows > 0
     kind = "graphs" if graph_rows else "eager"
-    name = f"{weights(model.config) / 1e9:.2f} billion weights, {rows} rows, context {context}, {kind}"
+    name = f"{weights(model.config) / 1e9:.2f} billion weights, {rows} rows, context {context}, {kind}, {ops}"
     note = f"{seconds * 1e3:.2f} ms a step, {rows / seconds:,.0f} tokens/s"
     return Finding(name, None, share, "of the floor", FLOOR_AIM if is_aim else None, note)
 

@@ -18,6 +18,7 @@ from engine.attention.cpu import CpuBackend
 from engine.executor.manual import ManualDriver, ManualSequence
 from engine.executor.torch_executor import TorchExecutor
 from engine.models.loader import load_model
+from engine.models.ops import MakeOps, TorchOps
 from engine.models.packaged import packaged_gguf_path
 from engine.sampling_params import SamplingParams
 from engine.text.tokenizer import load_tokenizer
@@ -43,13 +44,14 @@ def against_cpu(rig: Rig, path: Path | None = None) -> Iterator[Finding]:
     path = path or packaged_gguf_path()
     prompts = prompts_of(rig, path)
     want = _answers(_on_cpu(path, _pages(prompts, rig)), prompts, rig.sizes.answer_tokens)
-    for graph_rows in (0, rig.sizes.prompts):
-        executor = _on_gpu(rig, path, _pages(prompts, rig), graph_rows)
-        got = _answers(executor, prompts, rig.sizes.answer_tokens)
-        kind = "with graphs" if graph_rows else "eager"
-        yield agreement(
-            f"{len(prompts)} answers of {rig.sizes.answer_tokens} tokens, {kind}, against the CPU", got, want
-        )
+    for ops, make_ops in rig.ops().items():
+        for graph_rows in (0, rig.sizes.prompts):
+            executor = _on_gpu(rig, path, _pages(prompts, rig), graph_rows, make_ops)
+            got = _answers(executor, prompts, rig.sizes.answer_tokens)
+            kind = "with graphs" if graph_rows else "eager"
+            yield agreement(
+                f"{len(prompts)} answers of {rig.sizes.answer_tokens} tokens, {kind}, {ops}, against the CPU", got, want
+            )
 
 
 def against_itself(rig: Rig, path: Path | None = None) -> Iterator[Finding]:
@@ -57,7 +59,7 @@ def against_itself(rig: Rig, path: Path | None = None) -> Iterator[Finding]:
     path = path or packaged_gguf_path()
     prompts = prompts_of(rig, path)[: max(4, rig.sizes.prompts // 4)]
     count = rig.sizes.answer_tokens
-    executor = _on_gpu(rig, path, 2 * _pages(prompts, rig), 0)
+    executor = _on_gpu(rig, path, 2 * _pages(prompts, rig))
     want = _answers(executor, prompts, count)
 
     driver = ManualDriver(executor)
@@ -138,6 +140,6 @@ def _on_cpu(path: Path, pages: int) -> TorchExecutor:
     return TorchExecutor(model, name="cpu", page_size=PAGE, num_pages=pages, attention=attention, secret=b"gpu_check")
 
 
-def _on_gpu(rig: Rig, path: Path, pages: int, graph_rows: int) -> TorchExecutor:
-    model = load_model(path, dtype=rig.sizes.dtype, device=rig.device)
+def _on_gpu(rig: Rig, path: Path, pages: int, graph_rows: int = 0, make_ops: MakeOps = TorchOps) -> TorchExecutor:
+    model = load_model(path, dtype=rig.sizes.dtype, device=rig.device, make_ops=make_ops)
     return executor_of(rig, model, num_pages=pages, graph_rows=graph_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from engine.executor.manual import ManualDriver, ManualSequence
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.models.llama import LlamaModel
 from engine.models.llama_config import LlamaConfig
+from engine.models.ops import MakeOps, TorchOps
 from engine.models.weights import LayerWeights, LlamaWeights
 
 
@@ -31,7 +33,17 @@ SMALL = shape(layers=4, hidden=576, ffn=1536, heads=9, kv_heads=3, head_dim=64, 
 EIGHT_BILLION = shape(layers=32, hidden=4096, ffn=14_336, heads=32, kv_heads=8, head_dim=128, vocab=128_256)
 
 
-def random_model(rig: Rig, config: LlamaConfig) -> LlamaModel:
+def random_model(rig: Rig, config: LlamaConfig, make_ops: MakeOps = TorchOps) -> LlamaModel:
+    """A model of random weights, the same ones each time."""
+    return model_of(config, random_weights(rig, config), make_ops)
+
+
+def model_of(config: LlamaConfig, weights: LlamaWeights, make_ops: MakeOps) -> LlamaModel:
+    """A model of `weights`, which stay whole. On a GPU models of the same weights share them."""
+    return LlamaModel(config, replace(weights, layers=list(weights.layers)), make_ops=make_ops)
+
+
+def random_weights(rig: Rig, config: LlamaConfig) -> LlamaWeights:
     """Random weights, small enough that activations stay finite through all layers."""
     generator = torch.Generator(device=rig.device).manual_seed(1)
 
@@ -52,7 +64,7 @@ def random_model(rig: Rig, config: LlamaConfig) -> LlamaModel:
         )
         for _ in range(config.num_layers)
     ]
-    return LlamaModel(config, LlamaWeights(table, layers, 1 + matrix(hidden), table))
+    return LlamaWeights(table, layers, 1 + matrix(hidden), table)
 
 
 def executor_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,9 +16,13 @@ import torch
 
 from engine.attention.device import DeviceRuntime
 from engine.attention.flashinfer import FlashInferBackend, HeadShape, MixedKernel
+from engine.models.flashinfer_ops import FlashInferOps
+from engine.models.ops import MakeOps, TorchOps
 
 #: Launches before those that are timed.
 WARM_UPS: Final = 3
+#: Names of the two tables of small operators.
+TORCH, FLASHINFER = "torch's operators", "FlashInfer's operators"
 
 
 class Stopwatch(Protocol):
@@ -79,6 +84,10 @@ class Rig:
             kernels=self.kernels,
             **settings,
         )
+
+    def ops(self) -> dict[str, MakeOps]:
+        """What makes each table of small operators, by its name."""
+        return {TORCH: TorchOps, FLASHINFER: partial(FlashInferOps, kernels=self.kernels)}
 
     def median_s(self, work: Callable[[], object]) -> float:
         """Median time of `work` on the device, after some that are not timed."""

@@ -12,10 +12,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from bench.gpu_check import correctness, cuda, end_to_end, engine_checks, graphs_and_race, speed, whole_engine
+from bench.gpu_check import (
+    correctness,
+    cuda,
+    end_to_end,
+    engine_checks,
+    graphs_and_race,
+    operators,
+    speed,
+    whole_engine,
+)
 from bench.gpu_check.report import Finding, Report, SectionReport, Status
 from bench.gpu_check.rig import Rig
 
@@ -40,7 +50,7 @@ def sections() -> list[Section]:
     return [
         Section(1, "ceilings: copy and matrix product", 15, ceilings.measure, counts=False),
         Section(2, "attention against float64", 60, correctness.attention),
-        Section(3, "K/V write", 20, correctness.kv_write),
+        Section(3, "K/V write and small operators", 20, _writes_and_operators),
         Section(4, "alone and in company", 20, correctness.invariance),
         Section(5, "graphs", 60, graphs_and_race.graphs),
         Section(6, "steps behind a busy device", 40, graphs_and_race.race),
@@ -57,10 +67,13 @@ def sections() -> list[Section]:
 #: What no section does, and why.
 LEFT_OUT: Final = [
     ("section 2: log-sum-exp", "the engine uses none"),
-    ("section 3: fused norms, RoPE, activation", "the engine uses torch's operators for them on a GPU too"),
     ("section 12: share of plan, copy and launch", "its steps are timed whole; section 13 tells what is not computing"),
     ("section 13: HTTP", "it is the engine in this process: `bench/serve.py` loads a server"),
 ]
+
+
+def _writes_and_operators(rig: Rig) -> Iterator[Finding]:
+    return chain(correctness.kv_write(rig), operators.operators(rig))
 
 
 def chosen(all_sections: list[Section], only: set[int] | None) -> list[Section]:

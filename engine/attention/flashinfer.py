@@ -1,5 +1,5 @@
 """FlashInferBackend. Owns: attention on NVIDIA GPUs by FlashInfer's kernels: which of them computes a batch, and their
-buffers. No other file of the engine imports flashinfer.
+buffers. FlashInfer's small operators are in engine/models/flashinfer_ops.py; no other file imports it.
 
 Pieces of prompts go through the prefill wrapper, decode rows through the decode wrapper, batches of both as
 `MixedKernel` says. FlashInfer's `auto` is never asked: it picks otherwise on other GPUs.

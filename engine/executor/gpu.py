@@ -30,7 +30,9 @@ from engine.executor.numeric_type import numeric_type
 from engine.executor.overlapped_torch import OverlappedTorchExecutor
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.models.llama import LlamaModel
+from engine.models.llama_config import LlamaConfig
 from engine.models.loader import load_model
+from engine.models.ops import Ops, TorchOps
 from engine.sampling_params import SamplingParams
 
 #: Elements of a head that FlashInfer's FA2 kernels are compiled for.
@@ -48,9 +50,26 @@ class GpuStart:
         self._kernels = kernels
 
     def load(self, path: Path) -> LlamaModel:
-        """The model, on the device."""
+        """The model, on the device.
+
+        Raises ConfigError for one that the small operators that were asked for do not fit.
+        """
+        asked = self._config.executor
         with self._told("loading the weights"):
-            return load_model(path, dtype=numeric_type(self._config.executor), device=self._runtime.device)
+            return load_model(
+                path,
+                dtype=numeric_type(asked),
+                device=self._runtime.device,
+                make_ops=self._flashinfer_ops if asked.kernels == "flashinfer" else TorchOps,
+            )
+
+    def _flashinfer_ops(self, facts: LlamaConfig, like: torch.Tensor) -> Ops:
+        from engine.models import flashinfer_ops
+
+        setting = "executor.kernels=flashinfer"
+        _check_heads(setting, facts, flashinfer_ops.HEAD_DIMS, "executor.kernels=torch")
+        with _missing_told(setting):
+            return flashinfer_ops.FlashInferOps(facts, like, kernels=self._kernels)
 
     def build(self, model: LlamaModel, *, name: str, context: int, num_pages: int | None) -> TorchExecutor:
         """An executor for requests of up to `context` tokens. `num_pages` None: as many pages as memory holds.
@@ -128,11 +147,8 @@ class GpuStart:
             return TorchReferenceBackend(windows=windows)
         from engine.attention.flashinfer import FlashInferBackend, HeadShape, MixedKernel, PrefillKernel, UnfitKernel
 
-        if facts.head_dim not in HEAD_DIMS:
-            raise ConfigError(
-                f"executor.attention_backend=flashinfer: the model's head_dim is {facts.head_dim}; the kernels have "
-                f"{', '.join(map(str, HEAD_DIMS))}: use executor.attention_backend=reference"
-            )
+        setting = "executor.attention_backend=flashinfer"
+        _check_heads(setting, facts, HEAD_DIMS, "executor.attention_backend=reference")
         if self._config.executor.cuda_graph_rows and any(windows):
             raise ConfigError(
                 f"executor.cuda_graph_rows={self._config.executor.cuda_graph_rows}: the model has layers with a "
@@ -140,23 +156,19 @@ class GpuStart:
             )
         asked = self._config.executor
         try:
-            return FlashInferBackend(
-                runtime=self._runtime,
-                heads=HeadShape(facts.num_heads, facts.num_kv_heads, facts.head_dim),
-                dtype=model.dtype,
-                windows=windows,
-                mixed=MixedKernel(asked.flashinfer_mixed),
-                prefill=PrefillKernel(asked.flashinfer_prefill),
-                kernels=self._kernels,
-            )
+            with _missing_told(setting):
+                return FlashInferBackend(
+                    runtime=self._runtime,
+                    heads=HeadShape(facts.num_heads, facts.num_kv_heads, facts.head_dim),
+                    dtype=model.dtype,
+                    windows=windows,
+                    mixed=MixedKernel(asked.flashinfer_mixed),
+                    prefill=PrefillKernel(asked.flashinfer_prefill),
+                    kernels=self._kernels,
+                )
         except UnfitKernel as error:
             name = "flashinfer_mixed" if isinstance(error.kernel, MixedKernel) else "flashinfer_prefill"
             raise ConfigError(f"executor.{name}={error.kernel}: {error.why}") from error
-        except ImportError as error:
-            raise ConfigError(
-                f"executor.attention_backend=flashinfer cannot be imported ({error}): pip install --no-deps "
-                "'flashinfer-python>=0.7.2.post1,<0.8' apache-tvm-ffi nvidia-ml-py (docs/gpu.md)"
-            ) from error
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
@@ -165,3 +177,24 @@ class GpuStart:
             yield
         except torch.OutOfMemoryError as error:
             raise ConfigError(out_of_memory(doing, self._runtime.memory())) from error
+
+
+def _check_heads(setting: str, facts: LlamaConfig, have: tuple[int, ...], instead: str) -> None:
+    """Raise ConfigError where the kernels of `setting` have no heads of the model's size."""
+    if facts.head_dim not in have:
+        raise ConfigError(
+            f"{setting}: the model's head_dim is {facts.head_dim}; the kernels have {', '.join(map(str, have))}: use "
+            f"{instead}"
+        )
+
+
+@contextmanager
+def _missing_told(setting: str) -> Iterator[None]:
+    """Turn an import that fails into a ConfigError that says how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting} cannot be imported ({error}): pip install --no-deps 'flashinfer-python>=0.7.2.post1,<0.8' "
+            "apache-tvm-ffi nvidia-ml-py (docs/gpu.md)"
+        ) from error

@@ -10,6 +10,7 @@ import torch
 from engine.errors import ModelFormatError
 from engine.models.llama import LlamaModel
 from engine.models.llama_config import LlamaConfig
+from engine.models.ops import MakeOps, TorchOps
 from engine.models.quantized import Quantization
 from engine.models.weights import LlamaWeights, move
 
@@ -33,13 +34,18 @@ def load_weights(path: Path, dtype: torch.dtype) -> tuple[LlamaConfig, LlamaWeig
 
 
 def load_model(
-    path: Path, *, dtype: torch.dtype, quantization: Quantization = "none", device: torch.device | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+    device: torch.device | None = None,
+    make_ops: MakeOps = TorchOps,
 ) -> LlamaModel:
-    """A model ready to run on `device`, None: the CPU, but for `reserve_positions`.
+    """A model ready to run on `device`, None: the CPU, but for `reserve_positions`. `make_ops`: see LlamaModel.
 
     Raises ConfigError where it cannot be quantized here.
     """
     config, weights = load_weights(path, dtype)
     if device is not None:
         move(weights, device)
-    return LlamaModel(config, weights, quantization=quantization)
+    return LlamaModel(config, weights, quantization=quantization, make_ops=make_ops)

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from engine.models.llama_config import LlamaConfig, RopeScaling
+
+
+class PositionTables:
+    """Tensors with a row for each position, made longer when they are too short. `make(count)` makes them.
+
+    Those that were replaced are kept: a graph captured before reads them where they lie.
+    """
+
+    def __init__(self, make: Callable[[int], tuple[torch.Tensor, ...]]) -> None:
+        self._make = make
+        self._made = [make(0)]
+
+    @property
+    def now(self) -> tuple[torch.Tensor, ...]:
+        return self._made[-1]
+
+    def reserve(self, count: int) -> None:
+        """Have rows for positions below `count`."""
+        if count > len(self.now[0]):
+            self._made.append(self._make(count))
 
 
 def rope_tables(config: LlamaConfig, max_positions: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -14,6 +35,18 @@ def rope_tables(config: LlamaConfig, max_positions: int, dtype: torch.dtype) -> 
 
     The first half of the sine is negated, so that turning is `x * cos + swap_halves(x) * sin`.
     """
+    cos, sin = _cos_sin(config, max_positions)
+    cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return cos[:, None, :].to(dtype), sin[:, None, :].to(dtype)
+
+
+def cos_sin_cache(config: LlamaConfig, max_positions: int) -> torch.Tensor:
+    """[max_positions, D] float32: the cosines of D / 2 angles, then their sines. FlashInfer's form of the tables."""
+    return torch.cat(_cos_sin(config, max_positions), dim=-1)
+
+
+def _cos_sin(config: LlamaConfig, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of every angle, each [max_positions, D / 2] float32."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
@@ -23,8 +56,7 @@ def rope_tables(config: LlamaConfig, max_positions: int, dtype: torch.dtype) -> 
     cos, sin = angles.cos(), angles.sin()
     if scaling is not None and scaling.magnitude != 1.0:
         cos, sin = cos * scaling.magnitude, sin * scaling.magnitude
-    cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-    return cos[:, None, :].to(dtype), sin[:, None, :].to(dtype)
+    return cos, sin
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""FlashInfer is imported where its backend is constructed, and torch.cuda is used behind one seam; nowhere else."""
+"""FlashInfer is imported where its attention or its small operators are constructed, and torch.cuda is used behind a
+seam; nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("engine", "telemetry", "invariants", "dashboard")
-BACKEND = "engine/attention/flashinfer.py"
+ATTENTION = "engine/attention/flashinfer.py"
+OPERATORS = "engine/models/flashinfer_ops.py"
 SEAM = "engine/attention/device.py"
 
 
@@ -59,9 +61,9 @@ def trees(*folders: str) -> list[tuple[str, ast.Module]]:
     return found
 
 
-def test_flashinfer_is_imported_in_the_constructor_of_its_backend_only() -> None:
+def test_flashinfer_is_imported_in_the_constructors_of_attention_and_operators_only() -> None:
     found = {name: places for name, tree in trees(*PACKAGES) if (places := list(flashinfer_imports(tree)))}
-    assert found == {BACKEND: ["__init__"]}
+    assert found == {ATTENTION: ["__init__"], OPERATORS: ["__init__"]}
 
 
 def test_benches_import_flashinfer_in_functions_of_gpu_check_only() -> None:
@@ -106,6 +108,7 @@ def test_the_second_rule_sees(text: str, found: bool) -> None:
     assert uses_torch_cuda(ast.parse(text)) is found
 
 
-def test_importing_the_backend_imports_no_flashinfer() -> None:
-    program = "import sys, engine.attention.flashinfer; sys.exit('flashinfer' in sys.modules)"
+def test_importing_what_uses_it_imports_no_flashinfer() -> None:
+    modules = "engine.attention.flashinfer, engine.models.flashinfer_ops"
+    program = f"import sys, {modules}; sys.exit('flashinfer' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=120).returncode == 0

@@ -1,7 +1,7 @@
 """The stored signatures against the real package: `make test-flashinfer`, by hand, in an environment of its own.
 
-It imports flashinfer, which needs neither a GPU nor a compiler, and calls no kernel: the wrappers' own Python runs on
-CPU tensors, and computes with the readable backend where a compiled module would.
+It imports flashinfer, which needs neither a GPU nor a compiler, and calls no kernel: its own Python runs on CPU
+tensors, and computes with the readable backend, or with torch, where a compiled module would.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import torch
 from engine.attention import flashinfer as ours
 from engine.attention.padding import padded
 from engine.attention.torch_reference import TorchReferenceBackend
+from engine.models.flashinfer_ops import FlashInferOps
+from engine.models.linear import Linear
+from engine.models.ops import HeadNorms, Ops, TorchOps
 from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.ragged import Ragged, Shape, build
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
+from tests.engine.executor.tiny import CONFIG
 from tests.flashinfer.real_mixed import real_mixed
-from tests.flashinfer.real_wrappers import CompiledModule, real_wrappers
+from tests.flashinfer.real_wrappers import CompiledModule, CompiledOperators, real_operators, real_wrappers
 from tests.flashinfer.signatures import changes, described, signature, stored
 
 torch.set_num_threads(1)
@@ -50,7 +54,7 @@ def test_our_calls_bind_to_the_real_signatures(monkeypatch: pytest.MonkeyPatch) 
             backend.prepare(batch.metadata)
             for layer in range(2):
                 backend.run(batch.q, batch.k_cache, batch.v_cache, layer)
-    assert {call.name for call in module.calls} == set(REAL["calls"])
+    assert {call.name for call in module.calls} == {name for name in REAL["calls"] if "." in name}
     for call in module.calls:
         signature(REAL["calls"][call.name]).bind(None, **call.given)
 
@@ -62,8 +66,9 @@ def test_the_backend_takes_the_real_module_by_itself(monkeypatch: pytest.MonkeyP
     kernels = backend._library.module
     assert kernels.__name__ == "flashinfer"
     for call in REAL["calls"]:
-        name, method = call.split(".")
-        assert inspect.isfunction(inspect.unwrap(getattr(getattr(kernels, name), method)))
+        name, _, method = call.partition(".")
+        called = getattr(kernels, name)
+        assert inspect.isfunction(inspect.unwrap(getattr(called, method) if method else called))
 
 
 MIXED = [(40, 40), (17, 60), (1, 1), (1, 75), (1, 16), (5, 5), (1, 33), (1, 76)]
@@ -142,6 +147,55 @@ def test_the_real_graph_wrapper_refuses_another_batch_size(monkeypatch: pytest.M
     batch = build([(1, 20)] * 4, shape, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="batch size should be fixed"):
         backend.prepare_captured(batch.metadata)
+
+
+def layer_of(ops: Ops, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What a layer of a tiny model makes of drawn rows between its products, with head norms and without."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    heads, kv_heads, dim, hidden = CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, CONFIG.hidden_size
+    norms = HeadNorms(
+        q := 1 + drawn(dim), k := 1 + drawn(dim), torch.cat((q.expand(heads, -1), k.expand(kv_heads, -1)))
+    )
+    product, weight, positions = Linear(drawn(hidden, hidden)), 1 + drawn(hidden), torch.arange(7) * 9
+    ops.reserve_positions(64)
+    qkv = drawn(7, (heads + 2 * kv_heads) * dim)
+    before = qkv.clone()
+    made = [ops.rms_norm(drawn(7, hidden), weight), *ops.add_norm(drawn(7, hidden), product, drawn(7, hidden), weight)]
+    made += [*ops.turned(qkv.clone(), norms, ops.angles(positions)), *ops.turned(qkv, None, ops.angles(positions))]
+    assert torch.equal(qkv[:, (heads + kv_heads) * dim :], before[:, (heads + kv_heads) * dim :])
+    return [*made, ops.silu_and_mul(drawn(7, 2 * CONFIG.intermediate_size))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_real_small_operators_hand_their_kernels_what_we_mean(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    like = torch.empty(0, dtype=dtype)
+    module = ShapedFlashInfer(LateDevice(late=False))
+    want = layer_of(FlashInferOps(CONFIG, like, kernels=module), dtype)
+    for call in module.calls:
+        signature(REAL["calls"][call.name]).bind(**call.given)
+    assert {call.name for call in module.calls} == {name for name in REAL["calls"] if "." not in name}
+    real_operators(monkeypatch)
+    ops = FlashInferOps(CONFIG, like)
+    assert ops._module.__name__ == "flashinfer"
+    assert all(torch.equal(got, ours) for got, ours in zip(layer_of(ops, dtype), want, strict=True))
+    assert CompiledOperators.types == {dtype}
+    for got, torchs in zip(want, layer_of(TorchOps(CONFIG, like), dtype), strict=True):
+        torch.testing.assert_close(got, torchs, rtol=0.02, atol=0.05)
+
+
+def test_the_real_rope_refuses_a_table_in_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why ours is float32 whatever the model's type."""
+    package = real_operators(monkeypatch)
+    q, k = torch.zeros(2, 16, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.bfloat16)
+    table = torch.zeros(4, 8, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="should be float32"):
+        package.apply_rope_with_cos_sin_cache_inplace(torch.arange(2), q, k, 8, table)
 
 
 def test_the_real_batch_attention_has_no_windows() -> None:

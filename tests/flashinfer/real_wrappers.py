@@ -1,7 +1,8 @@
 """FlashInfer's real wrappers on CPU tensors. Owns: what stands in for their compiled modules and for a GPU's answers.
 
 Everything that the package does in Python happens: arguments are checked, lengths read, buffers filled, windows and
-scales kept. Only the compiled module is ours: it computes with the readable backend from the arguments it is given.
+scales kept, outputs made. Only the compiled modules are ours: they compute with the readable backend, or with torch,
+from the arguments they are given.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from engine.attention.metadata import PagedMetadata
 from engine.attention.torch_reference import TorchReferenceBackend
+from tests.engine.models.shaped_operators import add_and_norm, turn, write_rms_norm, write_silu_and_mul
 
 #: Places in the argument list of a compiled module's `paged_run`.
 Q, K, V, QO_INDPTR, KV_INDPTR, KV_INDICES, LAST_PAGE_LEN, OUT = range(3, 11)
@@ -60,6 +62,52 @@ class CompiledModule:
         backend = TorchReferenceBackend(windows=(args[WINDOW] + 1,))
         backend.prepare(meta)
         args[OUT].copy_(backend.run(args[Q], k, args[V], 0))
+
+
+class CompiledOperators:
+    """What `get_norm_module`, `get_rope_module` and `get_act_and_mul_module` give. `types`: of what came."""
+
+    types: ClassVar[set[torch.dtype]] = set()
+
+    def rmsnorm(self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, pdl: bool) -> None:
+        assert not pdl
+        self.types.add(x.dtype)
+        write_rms_norm(out, x, weight, eps)
+
+    def fused_add_rmsnorm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, pdl: bool
+    ) -> None:
+        assert not pdl
+        self.types.add(x.dtype)
+        add_and_norm(x, residual, weight, eps)
+
+    def apply_rope_pos_ids_cos_sin_cache(self, *args: Any) -> None:
+        q, k, q_out, k_out, table, positions, interleaved = args
+        assert not interleaved
+        for heads, out in ((q, q_out), (k, k_out)):
+            assert heads.data_ptr() == out.data_ptr(), "in place"
+            self.types.add(heads.dtype)
+            turn(positions, out, table)
+
+    def silu_and_mul(self, out: torch.Tensor, x: torch.Tensor, pdl: bool) -> None:
+        assert not pdl
+        self.types.add(x.dtype)
+        write_silu_and_mul(out, x)
+
+
+def real_operators(patch: pytest.MonkeyPatch) -> ModuleType:
+    """The package, with its small operators usable on CPU tensors while `patch` lasts."""
+    package = importlib.import_module("flashinfer")
+    patch.setattr(CompiledOperators, "types", set())
+    norm, rope, activation = (importlib.import_module(f"flashinfer.{name}") for name in ("norm", "rope", "activation"))
+    # Where its other kernels for norms can be had it takes these; which would be a question to a GPU.
+    patch.setattr(norm, "_use_cuda_norm", lambda _: True, raising=False)
+    patch.setattr(norm, "get_norm_module", CompiledOperators)
+    patch.setattr(rope, "get_rope_module", CompiledOperators)
+    patch.setattr(activation, "get_act_and_mul_module", lambda _: CompiledOperators())
+    for module in (norm, activation):
+        patch.setattr(module, "device_support_pdl", lambda _: False)
+    return package
 
 
 def real_wrappers(patch: pytest.MonkeyPatch) -> ModuleType:

@@ -12,15 +12,21 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 STORED = Path(__file__).resolve().parents[1] / "data" / "flashinfer-signatures.json"
-#: What engine/attention/flashinfer.py and bench/gpu_check call.
-CALLS = {
+#: What engine/attention/flashinfer.py, engine/models/flashinfer_ops.py and bench/gpu_check call: methods by class, and
+#: functions, which have none.
+CALLS: dict[str, tuple[str, ...]] = {
     "BatchPrefillWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
     "BatchDecodeWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
     "BatchAttention": ("__init__", "plan", "run"),
     "BatchPODWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
+    "rmsnorm": (),
+    "fused_add_rmsnorm": (),
+    "apply_rope_with_cos_sin_cache_inplace": (),
+    "silu_and_mul": (),
 }
 
 #: [name, kind, default as text or None where it has none]
@@ -32,12 +38,13 @@ def described() -> dict[str, Any]:
     # Imported, it writes a cache and a log; not into anybody's home.
     os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", tempfile.mkdtemp())
     package = importlib.import_module("flashinfer")
-    calls = {
-        f"{name}.{method}": _parameters(getattr(package, name), method)
-        for name, methods in CALLS.items()
-        for method in methods
-    }
+    calls = {call: _parameters(package, *call.split(".")) for call in names()}
     return {"version": package.__version__, "calls": calls}
+
+
+def names() -> list[str]:
+    """Every call: `Class.method` or `function`."""
+    return [name for owner, methods in CALLS.items() for name in ([f"{owner}.{m}" for m in methods] or [owner])]
 
 
 def stored() -> dict[str, Any]:
@@ -82,8 +89,9 @@ def changes(old: list[Parameter], new: list[Parameter]) -> list[str]:
     return found
 
 
-def _parameters(owner: type, method: str) -> list[Parameter]:
-    found = inspect.signature(getattr(owner, method))
+def _parameters(package: ModuleType, name: str, method: str = "") -> list[Parameter]:
+    owner = getattr(package, name)
+    found = inspect.signature(getattr(owner, method) if method else owner)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.parameters.values()) and method == "plan":
         # It takes everything, to say which positional arguments are going out of use, and hands it on to this.
         found = inspect.signature(owner._plan_impl)

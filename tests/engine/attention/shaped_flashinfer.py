@@ -1,5 +1,5 @@
 """A module of FlashInfer's shape. Owns: its wrappers with their signatures, computing with the readable backend; what
-takes a batch apart is in shaped_mixed.py.
+takes a batch apart is in shaped_mixed.py, small operators are in tests/engine/models/shaped_operators.py.
 
 Calls are bound to the stored signatures. What `plan` does to memory is what FlashInfer's does: it reads the lengths on
 the host, starts copies from the arrays it was given and from pinned memory of its own, and in graph mode writes into
@@ -16,6 +16,7 @@ import torch
 from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.shaped_mixed import ShapedHolistic, ShapedPod, check_run
 from tests.engine.attention.shaped_plans import PlanMemory, attend, target_of
+from tests.engine.models.shaped_operators import KERNEL_TYPES, ShapedOperators
 from tests.flashinfer.signatures import signature, stored
 
 _SIGNATURES = {name: signature(parameters) for name, parameters in stored()["calls"].items()}
@@ -23,17 +24,18 @@ _SIGNATURES = {name: signature(parameters) for name, parameters in stored()["cal
 
 @dataclass
 class Call:
-    """One call as it came: the name of the wrapper and method, and every parameter that was given."""
+    """One call as it came: the name of the function, or wrapper and method, and every parameter that was given."""
 
     name: str
     given: dict[str, Any]
 
 
 @dataclass
-class ShapedFlashInfer:
-    """Stands where the module stands: attributes are the wrappers' classes.
+class ShapedFlashInfer(ShapedOperators):
+    """Stands where the module stands: attributes are the wrappers' classes, and functions.
 
     compute_dtype    see TorchReferenceBackend
+    operator_types   see ShapedOperators
     holistic_heads   K/V heads that the scratch memory of BatchAttention does for; None: any number
     holistic_waits   its plan waits for the device; False: what would be if it did not
     off              kernels whose last row is wrong: fa2, fa3, decode, holistic, pod
@@ -42,14 +44,19 @@ class ShapedFlashInfer:
     device: LateDevice
     compute_dtype: torch.dtype | None = None
     calls: list[Call] = field(default_factory=list)
+    operator_types: tuple[torch.dtype, ...] = KERNEL_TYPES
     holistic_heads: int | None = None
     holistic_waits: bool = True
     off: tuple[str, ...] = ()
 
     def bind(self, name: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Parameters as given, without the defaults; TypeError where FlashInfer would raise it."""
-        given = dict(_SIGNATURES[name].bind(owner, *args, **kwargs).arguments)
-        given.pop("self")
+        """Parameters as given, without the defaults; TypeError where FlashInfer would raise it.
+
+        owner   what a method is called on; None: a function
+        """
+        owners = () if owner is None else (owner,)
+        given = dict(_SIGNATURES[name].bind(*owners, *args, **kwargs).arguments)
+        given.pop("self", None)
         self.calls.append(Call(name, given))
         return given
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,12 +19,16 @@ from engine.events import RecordingSink, StepPlanned
 from engine.executor.manual import ManualDriver
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.llm_engine import EngineRequest, LLMEngine
+from engine.models.flashinfer_ops import FlashInferOps
 from engine.models.llama import LlamaModel
+from engine.models.ops import TorchOps
 from engine.sampling_params import SamplingParams
 from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
 from tests.engine.executor.tiny import CONFIG, tiny_executor, tiny_weights
 
+#: Small operators by torch and by FlashInfer.
+SMALL = pytest.mark.parametrize("small", [False, True], ids=["torch", "flashinfer"])
 SEEDED = SamplingParams(max_new_tokens=64, temperature=0.9, top_p=0.95, seed=1234, ignore_eos=True)
 
 
@@ -33,11 +38,14 @@ def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gpu_executor(
-    *, graph_rows: int = 0, num_pages: int = 64, page_size: int = 16
+    *, graph_rows: int = 0, num_pages: int = 64, page_size: int = 16, small: bool = False
 ) -> tuple[TorchExecutor, LateDevice, ShapedFlashInfer]:
-    """An executor on a device that works at once: what is not sent to it through the seam is not there later."""
+    """An executor on a device that works at once: what is not sent to it through the seam is not there later.
+
+    small   FlashInfer's small operators too, in float32, which its kernels do not have: bits are held against a CPU's
+    """
     device = LateDevice(late=False)
-    module = ShapedFlashInfer(device)
+    module = ShapedFlashInfer(device, operator_types=(torch.float32,))
     backend = FlashInferBackend(
         runtime=device,
         heads=HeadShape(CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim),
@@ -45,7 +53,7 @@ def gpu_executor(
         kernels=module,
     )
     executor = TorchExecutor(
-        LlamaModel(CONFIG, tiny_weights()),
+        LlamaModel(CONFIG, tiny_weights(), make_ops=partial(FlashInferOps, kernels=module) if small else TorchOps),
         name="tiny",
         page_size=page_size,
         num_pages=num_pages,
@@ -77,20 +85,23 @@ def conversation(executor: TorchExecutor, lens: list[int], params: SamplingParam
 @pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=64, temperature=0.0), SEEDED], ids=["greedy", "seed"])
 @pytest.mark.parametrize("graph_rows", [0, 1, 3, 8])
 @pytest.mark.parametrize("cut", [20, 100])
-def test_a_conversation_is_the_same_as_on_the_cpu(params: SamplingParams, graph_rows: int, cut: int) -> None:
+@SMALL
+def test_a_conversation_is_the_same_as_on_the_cpu(
+    params: SamplingParams, graph_rows: int, cut: int, small: bool
+) -> None:
     lens = [33, 7, 60, 1, 18]
     want = conversation(tiny_executor(), lens, params, cut=cut)
-    executor, device, _ = gpu_executor(graph_rows=graph_rows)
+    executor, device, _ = gpu_executor(graph_rows=graph_rows, small=small)
     assert conversation(executor, lens, params, cut=cut) == want
     assert ("replay" in device.log) == bool(graph_rows)
 
 
-@given(lens=st.lists(st.integers(2, 50), min_size=1, max_size=7), graph_rows=st.integers(1, 8))
+@given(lens=st.lists(st.integers(2, 50), min_size=1, max_size=7), graph_rows=st.integers(1, 8), small=st.booleans())
 @settings(max_examples=15)
-def test_graphs_answer_as_the_eager_pass_does(lens: list[int], graph_rows: int) -> None:
+def test_graphs_answer_as_the_eager_pass_does(lens: list[int], graph_rows: int, small: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flashinfer, "WORKSPACE_BYTES", 1024)
-        eager, graphed = gpu_executor()[0], gpu_executor(graph_rows=graph_rows)[0]
+        eager, graphed = (gpu_executor(graph_rows=rows, small=small)[0] for rows in (0, graph_rows))
     logits = []
     for executor in (eager, graphed):
         driver = ManualDriver(executor)
@@ -101,8 +112,9 @@ def test_graphs_answer_as_the_eager_pass_does(lens: list[int], graph_rows: int) 
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
 
 
-def test_padded_rows_touch_no_page_of_the_pool() -> None:
-    executor, device, _ = gpu_executor(graph_rows=8)
+@SMALL
+def test_padded_rows_touch_no_page_of_the_pool(small: bool) -> None:
+    executor, device, _ = gpu_executor(graph_rows=8, small=small)
     driver = ManualDriver(executor)
     sequences = [driver.add(f"r{i}", prompt(20, i)) for i in range(5)]
     driver.step([(s, s.missing_len) for s in sequences])
@@ -207,9 +219,10 @@ def whole_run(executor: TorchExecutor) -> tuple[dict[str, list[int]], list[StepP
 
 
 @pytest.mark.parametrize("graph_rows", [0, 3])
-def test_a_whole_engine_decides_and_answers_as_on_the_cpu(graph_rows: int) -> None:
+@SMALL
+def test_a_whole_engine_decides_and_answers_as_on_the_cpu(graph_rows: int, small: bool) -> None:
     answers, plans = whole_run(tiny_executor(page_size=4, num_pages=44))
-    executor, device, _ = gpu_executor(graph_rows=graph_rows, num_pages=44, page_size=4)
+    executor, device, _ = gpu_executor(graph_rows=graph_rows, num_pages=44, page_size=4, small=small)
     assert whole_run(executor) == (answers, plans)
     assert any(plan.retractions for plan in plans), "the pool must be too small"
     assert ("replay" in device.log) == bool(graph_rows)

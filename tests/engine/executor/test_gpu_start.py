@@ -21,6 +21,7 @@ from engine.executor.factory import build_executor, build_gpu_executor
 from engine.executor.gpu_memory import LargestStep, WarmUp, fitting_pages, largest_step, out_of_memory
 from engine.executor.manual import ManualDriver
 from engine.executor.overlapped_torch import OverlappedTorchExecutor
+from engine.models import flashinfer_ops
 from tests.engine.attention.late_device import GIB, LateDevice
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
 from tests.engine.models.gguf_files import tiny_weights, write_gguf
@@ -36,6 +37,7 @@ SMALL_STEP = {"chunked_prefill_size": 64, "max_running_requests": 5}
 def _tiny_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 1024)
     monkeypatch.setattr(gpu, "HEAD_DIMS", (16,))
+    monkeypatch.setattr(flashinfer_ops, "HEAD_DIMS", (16,))
 
 
 @pytest.fixture
@@ -59,6 +61,9 @@ REFUSED = {
     "executor.quantization=int8 contradicts executor.device=cuda": ON_GPU | {"quantization": "int8"},
     "executor.cuda_graph_rows=4 needs executor.attention_backend=flashinfer, not cpu": {"cuda_graph_rows": 4},
     "not reference": ON_GPU | {"attention_backend": "reference", "cuda_graph_rows": 4},
+    "executor.kernels=flashinfer needs executor.device=cuda.*use native or torch": {"kernels": "flashinfer"},
+    "executor.dtype=float32 is not for executor.kernels=flashinfer.* use executor.kernels=torch": ON_GPU
+    | {"attention_backend": "reference", "dtype": "float32", "kernels": "flashinfer"},
     "less than or equal to 1": ON_GPU | {"gpu_memory_share": 1.5},
 }
 
@@ -220,6 +225,44 @@ def test_without_flashinfer_the_start_says_how_to_install_it(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(ConfigError, match=r"cannot be imported .*: pip install --no-deps 'flashinfer-python>=0.7.2"):
         build_gpu_executor(config(), path, LateDevice(late=False))
+
+
+@pytest.mark.parametrize(("attention", "graph_rows"), [("flashinfer", 0), ("flashinfer", 4), ("reference", 0)])
+def test_small_operators_are_torchs_unless_flashinfers_are_asked_for(
+    path: Path, attention: str, graph_rows: int
+) -> None:
+    device = LateDevice(late=False)
+    answers = {}
+    for kernels, words in (
+        ("auto", "torch's kernels"),
+        ("torch", "torch's kernels"),
+        ("flashinfer", "torch's products, FlashInfer's norms, RoPE and activation"),
+    ):
+        module = ShapedFlashInfer(device)
+        asked = {"kernels": kernels, "attention_backend": attention, "cuda_graph_rows": graph_rows}
+        wanted = config(executor=asked, cache={"num_pages": 9})
+        executor = build_gpu_executor(wanted, path, device, kernels=module)
+        assert executor.info().kernels == words
+        driver = ManualDriver(executor)
+        driver.generate([sequence := driver.add("r", [5, 6, 7])], 3)
+        answers[kernels] = sequence.outputs
+        assert bool(module.named("silu_and_mul")) == (kernels == "flashinfer")
+    assert answers["auto"] == answers["torch"]
+
+
+def test_a_head_that_no_small_kernel_has_names_what_there_is(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setattr(flashinfer_ops, "HEAD_DIMS", (64, 128, 256))
+    wanted = config(executor={"kernels": "flashinfer", "attention_backend": "reference"})
+    device = LateDevice(late=False)
+    with pytest.raises(ConfigError, match=r"kernels=flashinfer: .* head_dim is 16; .* 64, 128, 256: use .*=torch"):
+        build_gpu_executor(wanted, path, device, kernels=ShapedFlashInfer(device))
+
+
+def test_without_flashinfer_small_operators_say_how_to_install_it(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    wanted = config(executor={"kernels": "flashinfer", "attention_backend": "reference"})
+    with pytest.raises(ConfigError, match=r"executor.kernels=flashinfer cannot be imported .*: pip install --no-deps"):
+        build_gpu_executor(wanted, path, LateDevice(late=False))
 
 
 def test_the_reference_runs_there_too(path: Path) -> None:
