@@ -5,19 +5,20 @@
 
 Writes gpu_check.json and gpu_check.md after every section. The exit status is the number of checks that failed; figures
 of speed fail nothing. Without a GPU it says so after section 0 and ends with 0. docs/gpu.md says what the sections do.
---compile takes as long as it takes, and has sections find their attention kernels ready.
+--compile takes as long as it takes, and has sections find their kernels ready.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from bench.gpu_check import cuda
-from bench.gpu_check.compiling import attention_kernels
+from bench.gpu_check.compiling import attention_kernels, small_kernels
 from bench.gpu_check.report import Report, SectionReport, Status, table
 from bench.gpu_check.rig import Rig, Sizes
 from bench.gpu_check.runner import LEFT_OUT, Section, chosen, run_section, sections
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the chosen sections; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__.splitlines()[0])
     parser.add_argument("--only", type=_numbers, help="sections, as 0,2,5; all by default")
-    parser.add_argument("--compile", action="store_true", help="compile attention kernels, run no section")
+    parser.add_argument("--compile", action="store_true", help="compile FlashInfer's kernels, run no section")
     parser.add_argument("--out", type=Path, default=Path("artifacts") / "gpu_check", help="folder of the report")
     args = parser.parse_args(argv)
     try:
@@ -82,7 +83,7 @@ def _rig(first: SectionReport) -> Rig | None:
 def _compiled(rig: Rig | None) -> int:
     """Compile what is missing, and tell each kernel as soon as it is there; how many cannot be had."""
     failed = int(rig is None)
-    for finding in attention_kernels(rig) if rig is not None else ():
+    for finding in chain(attention_kernels(rig), small_kernels(rig)) if rig is not None else ():
         print(table([finding])[-1], flush=True)
         failed += finding.ok is False
     return failed

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from bench.gpu_check.compiling import small_kernels
 from bench.gpu_check.operators import operators
 from tests.bench.test_gpu_check import SMALL, failed, rig_of
 from tests.engine.attention.late_device import LateDevice
@@ -30,6 +31,24 @@ def test_every_operator_is_rounded_once_and_torchs_form_is_told_beside_it() -> N
     # Two shapes; six operators and what lies around.
     assert len(findings) == 2 * 7
     assert all(finding.note.startswith("torch's operators: ") for finding in findings if finding.value is not None)
+
+
+def test_all_three_modules_are_compiled_beforehand_and_one_that_cannot_be_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [(finding.name, finding.ok) for finding in small_kernels(rig_of(LateDevice(late=False), IN_BFLOAT16))] == [
+        ("norms", True),
+        ("RoPE", True),
+        ("activation", True),
+    ]
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("no nvcc")
+
+    monkeypatch.setattr(shaped_operators, "turn", broken)
+    told = {finding.name: finding for finding in small_kernels(rig_of(LateDevice(late=False), IN_BFLOAT16))}
+    assert [finding.ok for finding in told.values()] == [True, False, True]
+    assert told["RoPE"].note == "RuntimeError: no nvcc"
 
 
 def sum_rounded_first(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:

@@ -113,4 +113,6 @@ class ShapedOperators:
     def _given(self, name: str, rows: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = self.bind(name, None, args, kwargs)
         assert given[rows].dtype in self.operator_types, f"no kernel of {name} takes {given[rows].dtype}"
+        devices = {value.device for value in given.values() if isinstance(value, torch.Tensor)}
+        assert len(devices) == 1, f"{name} is given tensors of {devices}"
         return given

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -15,11 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engine.attention.metadata import PagedMetadata
 from engine.attention.torch_reference import TorchReferenceBackend
+from engine.models.flashinfer_ops import FlashInferOps
 from engine.models.linear import Linear
 from engine.models.llama import LayerCache, LlamaModel
 from engine.models.llama_config import LlamaConfig, RopeScaling
+from engine.models.ops import MakeOps, TorchOps
 from engine.models.weights import move
+from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.ragged import metadata_of
+from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
 from tests.engine.executor.tiny import CONFIG, tiny_weights
 
 META = torch.device("meta")
@@ -46,22 +51,28 @@ class ShapesOnly:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-def on_meta(config: LlamaConfig, dtype: torch.dtype, *, head_norms: bool) -> LlamaModel:
+def on_meta(config: LlamaConfig, dtype: torch.dtype, *, head_norms: bool, make_ops: MakeOps = TorchOps) -> LlamaModel:
     weights = tiny_weights(dtype=dtype)
     for layer in weights.layers:
         layer.qkv_bias = torch.zeros(len(layer.qkv), dtype=dtype)
         if head_norms:
             layer.q_norm = layer.k_norm = torch.ones(config.head_dim, dtype=dtype)
     move(weights, META)
-    return LlamaModel(config, weights)
+    return LlamaModel(config, weights, make_ops=make_ops)
 
 
 @pytest.mark.parametrize("rows", [None, [1, 4], []])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scaling", [None, RopeScaling("yarn", 4.0), RopeScaling("factors", 2.0, factors=(1.0,) * 4)])
-def test_a_step_stays_on_the_device(rows: list[int] | None, dtype: torch.dtype, scaling: RopeScaling | None) -> None:
+@pytest.mark.parametrize("is_flashinfer", [False, True])
+def test_a_step_stays_on_the_device(
+    rows: list[int] | None, dtype: torch.dtype, scaling: RopeScaling | None, is_flashinfer: bool
+) -> None:
     config = dataclasses.replace(CONFIG, rope_scaling=scaling)
-    model = on_meta(config, dtype, head_norms=scaling is None)
+    # Kernels are started and never done: there is nothing that they could compute with.
+    module = ShapedFlashInfer(LateDevice(), operator_types=(dtype,))
+    make_ops = partial(FlashInferOps, kernels=module) if is_flashinfer else TorchOps
+    model = on_meta(config, dtype, head_norms=scaling is None, make_ops=make_ops)
     assert model.device == META
     model.reserve_positions(64)
     shape = (SLOTS // 16, 16, CONFIG.num_kv_heads, CONFIG.head_dim)
@@ -75,6 +86,7 @@ def test_a_step_stays_on_the_device(rows: list[int] | None, dtype: torch.dtype, 
     assert logits.device == META
     assert logits.shape == (ROWS if rows is None else len(rows), CONFIG.vocab_size)
     assert logits.dtype is dtype
+    assert bool(module.calls) == is_flashinfer
 
 
 def test_the_meta_device_notices_a_stray_tensor() -> None:
