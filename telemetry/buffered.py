@@ -133,7 +133,6 @@ class BufferedSink:
         self.cpu_ns = 0
         #: Events up to here were delivered, and flushed.
         self._settled = 0
-        self._hurried = 0
         self._closing = False
         #: Ended in order: all was delivered, and the listener closed. A worker that died, or was given up, never is.
         self._has_ended = False
@@ -175,9 +174,10 @@ class BufferedSink:
         if (window.is_awaited and window.forward.is_of_use) or (self._rests and waiting > _WORTH_A_RING):
             self._rests = False
             self._bell.ring()
-            if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
-                self._gave_way_at = self._delivered
-                time.sleep(GIVE_WAY_S)
+        # A worker that cannot follow is at work: it neither rests nor waits.
+        if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
+            self._gave_way_at = self._delivered
+            time.sleep(GIVE_WAY_S)
 
     def stats(self) -> SinkStats:
         """The counters now."""
@@ -219,14 +219,10 @@ class BufferedSink:
             return True
         deadline = time.monotonic() + timeout_s
         with self._drained:
-            self._hurried += 1
-            try:
-                while not is_done() and self._thread.is_alive():
-                    self._bell.ring()
-                    if not self._drained.wait(0.01) and time.monotonic() >= deadline:
-                        return is_done()
-            finally:
-                self._hurried -= 1
+            while not is_done() and self._thread.is_alive():
+                self._bell.ring()
+                if not self._drained.wait(0.01) and time.monotonic() >= deadline:
+                    return is_done()
         return is_done()
 
     @property

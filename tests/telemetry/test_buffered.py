@@ -320,3 +320,34 @@ def test_a_worker_that_died_is_counted_and_nobody_is_told_that_he_caught_up(
     assert (stats.accepted, stats.dropped) == (taken, 6 - taken), "nothing is queued for nobody"
     assert "journal failed while working: its thread has ended" in caplog.text
     assert f"journal: {taken} of {taken} events are lost" in caplog.text
+
+
+def test_above_half_its_room_an_engine_gives_way_to_a_worker_that_is_at_work_but_not_to_one_that_stands(
+    numbered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gave_way: list[float] = []
+    gate, inside = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Counted:
+        """One event for each `release` of the gate."""
+
+        def emit(self, _event: AnyEvent) -> None:
+            inside.release()
+            assert gate.acquire(timeout=30)
+
+    sink = BufferedSink(Counted(), "journal", capacity=16, period_s=0.001, batch=1)
+    sink.emit(numbered.planned(0))
+    assert inside.acquire(timeout=30)  # neither rests nor waits from here on
+    sink.hand([numbered.planned(step) for step in range(1, 17)])
+    monkeypatch.setattr(buffered, "GIVE_WAY_S", 0.0625)
+    really_sleep = buffered.time.sleep
+    monkeypatch.setattr(buffered.time, "sleep", lambda s: gave_way.append(s) if s == 0.0625 else really_sleep(s))
+    sink.planned()
+    assert gave_way == [], "nothing was delivered"
+    gate.release()
+    assert inside.acquire(timeout=30)  # it has come to the next
+    sink.planned()
+    sink.planned()
+    assert gave_way == [0.0625], "once for what was delivered since"
+    gate.release(100)
+    assert sink.close()
