@@ -27,6 +27,8 @@ Quantization = Literal["none", "int8", "int8-fast"]
 _MOST: Final = 127
 #: `lo` is the rest of a rounding, at most half a step, stretched to the whole range of int8.
 _STRETCH: Final = 2 * _MOST
+#: Zero among unsigned bytes.
+_MIDDLE: Final = 128
 
 
 class QuantizedLinear:
@@ -74,10 +76,7 @@ class QuantizedLinear:
 
     def _int8(self, x: torch.Tensor) -> torch.Tensor:
         """[R, in] int8 -> [R, out] float32: exact sums, times the weights' scales."""
-        y: torch.Tensor = self._multiply(
-            x, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        return y
+        return _multiplied(self._multiply, x, self._packed, self._scales, self._zeros)
 
 
 def _pack(weight: torch.Tensor) -> tuple[Any, Any]:
@@ -99,6 +98,19 @@ def _pack(weight: torch.Tensor) -> tuple[Any, Any]:
     return packed, multiply
 
 
+def _multiplied(multiply: Any, x: torch.Tensor, packed: Any, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """[R, in] int8 -> [R, out] float32. Overwrites `x`.
+
+    As unsigned bytes, of which 128 is zero: what VNNI multiplies by signed ones. For signed activations oneDNN has no
+    kernel on some processors without matrix units (AMD's Zen 5), and does them one by one, hundreds of times as slowly.
+    """
+    unsigned = x.view(torch.uint8).bitwise_xor_(_MIDDLE)
+    y: torch.Tensor = multiply(
+        unsigned, 1.0, _MIDDLE, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return y
+
+
 @cache
 def _sums_are_exact() -> bool:
     """Whether the largest products add up: before VNNI, two are summed in 16 bits, and what overflows is lost."""
@@ -108,11 +120,9 @@ def _sums_are_exact() -> bool:
             torch.full((out, inner), _MOST, dtype=torch.int8),
         )
         ones, zeros = torch.ones(out), torch.zeros(out, dtype=torch.int64)
-        packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        packed, multiply = torch.ops.onednn.qlinear_prepack(weight, None), torch.ops.onednn.qlinear_pointwise.default
         for sign in (1, -1):
-            y = torch.ops.onednn.qlinear_pointwise.default(
-                x * sign, 1.0, 0, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-            )
+            y = _multiplied(multiply, x * sign, packed, ones, zeros)
             if not bool((y == sign * inner * _MOST**2).all()):
                 return False
     return True

@@ -166,3 +166,27 @@ def test_the_setting_is_checked() -> None:
     assert EngineConfig().executor.quantization == "auto"
     with pytest.raises(ValueError, match="int8-fast"):
         EngineConfig.model_validate({"executor": {"quantization": "int4"}})
+
+
+_EACH_MODE = """
+import torch
+from engine.models.quantized import QuantizedLinear
+for two_rows in (False, True):
+    layer = QuantizedLinear(torch.randn(96, 64), two_rows=two_rows)
+    for rows in (1, 7, 64):
+        layer(torch.randn(rows, 64))
+"""
+
+
+def test_products_run_by_a_kernel_of_this_processor() -> None:
+    """oneDNN takes what it has no kernel for as well: one by one, hundreds of times as slowly, and says nothing."""
+    made = subprocess.run(
+        [sys.executable, "-c", _EACH_MODE],
+        env=os.environ | {"ONEDNN_VERBOSE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    used = [line.split(",")[6] for line in made.stdout.splitlines() if ",exec,cpu,matmul," in line]
+    assert used, made.stdout
+    assert not [kernel for kernel in used if kernel.startswith("ref")]
