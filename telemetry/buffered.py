@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger("admitscope.telemetry")
 
 CAPACITY: Final = 65_536
 PERIOD_S: Final = 0.2
-#: How long a worker that has woken up waits for a forward to work beside. Less than whoever asks waits for the worker.
+#: How long a worker that has woken up waits for a forward to work beside; pacing.HURRIED_S where somebody asks.
 PATIENCE_S: Final = 0.05
 #: Longest stretch of work between two breaks, and the break.
 SLICE_NS: Final = 400_000
@@ -133,6 +133,8 @@ class BufferedSink:
         self.cpu_ns = 0
         #: Events up to here were delivered, and flushed.
         self._settled = 0
+        #: Who waits for the worker now.
+        self._askers = 0
         self._closing = False
         #: Ended in order: all was delivered, and the listener closed. A worker that died, or was given up, never is.
         self._has_ended = False
@@ -219,10 +221,14 @@ class BufferedSink:
             return True
         deadline = time.monotonic() + timeout_s
         with self._drained:
-            while not is_done() and self._thread.is_alive():
-                self._bell.ring()
-                if not self._drained.wait(0.01) and time.monotonic() >= deadline:
-                    return is_done()
+            self._askers += 1
+            try:
+                while not is_done() and self._thread.is_alive():
+                    self._bell.ring()
+                    if not self._drained.wait(0.01) and time.monotonic() >= deadline:
+                        return is_done()
+            finally:
+                self._askers -= 1
         return is_done()
 
     @property
@@ -319,6 +325,9 @@ class BufferedSink:
     def _count(self) -> int:
         return self._delivered
 
+    def _is_asked(self) -> bool:
+        return self._askers > 0
+
     def _count_accepted(self) -> int:
         return self._accepted
 
@@ -330,7 +339,7 @@ class BufferedSink:
         began = time.perf_counter_ns()
         while not self._given_up:
             if waits and waiting and not self.window.forward.leaves_time and self._is_polite:
-                waits = self.window.wait(self._count_accepted, PATIENCE_S)
+                waits = self.window.wait(self._count_accepted, PATIENCE_S, is_hurried=self._is_asked)
                 began = time.perf_counter_ns()
             # A call that comes after this look comes after all that wait by now.
             most = min(waiting, self._batch)

@@ -16,6 +16,9 @@ from typing import Final
 TURN_S: Final = 0.02
 #: An engine that publishes nothing for as long does nothing that a worker could disturb.
 IDLE_S: Final = 0.005
+#: How long a worker that somebody asks waits for a forward: long enough to see that the engine is idle, and two such
+#: rounds are a small part of what whoever asks waits for.
+HURRIED_S: Final = 2 * IDLE_S
 #: How long before the expected end of a forward work beside it ends: as long as a worker may be in one
 #: batch, and what follows it.
 MARGIN_NS: Final = 600_000
@@ -24,6 +27,11 @@ OF_USE_NS: Final = 200_000
 #: Forwards whose shortest says how long the next one will last at least.
 _REMEMBERED: Final = 4
 _NEVER: Final = 1 << 63
+
+
+def _never() -> bool:
+    """Nobody waits for the worker."""
+    return False
 
 
 class Bell:
@@ -137,14 +145,14 @@ class ForwardWindow:
         self.is_awaited = False
         self._bell = bell
 
-    def wait(self, published: Callable[[], int], patience_s: float) -> bool:
+    def wait(self, published: Callable[[], int], patience_s: float, *, is_hurried: Callable[[], bool] = _never) -> bool:
         """Wait until it opens, opens anew, or lasts longer than expected. False: the engine is idle (`published`
-        stands), or it did not open for `patience_s`."""
+        stands), or it did not open for `patience_s`; where somebody waits for the worker, for HURRIED_S."""
         # Not counted by what is waited for: a ring that comes too late for a short forward is no answer.
-        until_s = time.perf_counter() + patience_s
+        began_s = time.perf_counter()
         self.is_awaited = True
         try:
-            while time.perf_counter() < until_s:
+            while time.perf_counter() - began_s < (min(patience_s, HURRIED_S) if is_hurried() else patience_s):
                 # One that is over at once is not worth to wait for: the engine would hand the interpreter over for it.
                 if self.forward.is_of_use:
                     if self.forward.leaves_time:

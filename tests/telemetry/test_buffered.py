@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import resource
 import threading
@@ -350,4 +351,26 @@ def test_above_half_its_room_an_engine_gives_way_to_a_worker_that_is_at_work_but
     sink.planned()
     assert gave_way == [0.0625], "once for what was delivered since"
     gate.release(100)
+    assert sink.close()
+
+
+def test_whoever_asks_is_answered_beside_an_engine_that_never_rests_and_whose_forwards_are_short(
+    numbered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffered, "PATIENCE_S", 600.0)
+    sink = BufferedSink(RecordingSink(), "read_model", period_s=600.0)
+    has_asked = threading.Event()
+
+    def work() -> None:
+        for step in itertools.count():
+            sink.emit(numbered.planned(step))
+            sink.emit(numbered.completed(step))
+            if has_asked.wait(0.0005):
+                return
+
+    engine = threading.Thread(target=work, daemon=True)
+    engine.start()
+    assert all(sink.catch_up(60) for _ in range(5))
+    has_asked.set()
+    engine.join()
     assert sink.close()

@@ -200,3 +200,12 @@ def test_a_short_one_that_lasts_is_used_after_all(monkeypatch: pytest.MonkeyPatc
     window.forward.shut(time.monotonic_ns())
     window.forward.open(time.monotonic_ns())
     assert not window.forward.is_of_use, "what was learned of one is not said of the next"
+
+
+def test_who_is_waited_for_waits_for_no_forward_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "IDLE_S", 0.001)
+    events = itertools.count()
+    asked_from = 5
+    short = _after(pacing.OF_USE_NS, monkeypatch)
+    assert not short.wait(lambda: next(events), 600.0, is_hurried=lambda: next(events) > asked_from)
+    assert next(events) > asked_from, "somebody asked while it waited"
