@@ -23,13 +23,21 @@ class _Counting:
     """0, 1, 2, …, kept: to make them anew gives the interpreter away, and a thread that waits for it wakes up."""
 
     def __init__(self) -> None:
-        self._numbers: I32 = np.arange(4096, dtype=np.int32)
+        self._numbers = _up_to(4096)
 
     def first(self, count: int) -> I32:
-        """[count] int32 from 0; not to be written to."""
-        if count > len(self._numbers):
-            self._numbers = np.arange(2 * count, dtype=np.int32)
-        return self._numbers[:count]
+        """[count] int32 from 0; writing to it raises ValueError. Any thread: engines of one process share this."""
+        numbers = self._numbers
+        if count > len(numbers):
+            # Kept by this name too: another thread may put a shorter one in its place.
+            numbers = self._numbers = _up_to(2 * count)
+        return numbers[:count]
+
+
+def _up_to(count: int) -> I32:
+    numbers = np.arange(count, dtype=np.int32)
+    numbers.flags.writeable = False
+    return numbers
 
 
 _COUNTING: Final = _Counting()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.executor.base import ForwardBatch
-from engine.executor.forward_batch import from_plan
+from engine.executor.forward_batch import _Counting, from_plan
 from engine.scheduler.plan import StepKind, StepOutcome, StepPlan
 from tests.builders import engine_config
 from tests.engine.stub_model import StubRun
@@ -93,3 +93,23 @@ def check(batch: ForwardBatch, plan: StepPlan, run: StubRun) -> None:
     assert [row.rid for row in batch.sampling] == [rid for rid in batch.rids if rid not in middle]
     ends = {rid: int(meta.qo_indptr[index + 1]) - 1 for index, rid in enumerate(batch.rids)}
     assert all(row.row == ends[row.rid] for row in batch.sampling)
+
+
+def test_the_kept_numbers_count_to_any_length_and_nobody_writes_to_them() -> None:
+    counting = _Counting()
+    for count in (0, 1, 4096, 4097, 10_000, 3, 8194):
+        assert np.array_equal(counting.first(count), np.arange(count, dtype=np.int32))
+        assert counting.first(count).dtype == np.int32
+    with pytest.raises(ValueError, match="read-only"):
+        counting.first(8)[0] = 7
+
+
+def test_another_engine_that_counts_less_far_takes_nothing_away() -> None:
+    class Late(_Counting):
+        """Each time it is set, another thread that made a shorter array sets that behind it."""
+
+        def __setattr__(self, name: str, numbers: object) -> None:
+            object.__setattr__(self, name, numbers)
+            object.__setattr__(self, name, np.arange(4100, dtype=np.int32))
+
+    assert len(Late().first(20_000)) == 20_000
