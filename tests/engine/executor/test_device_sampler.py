@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from engine.executor import device_sampler as module
 from engine.executor.base import SampledToken, SamplingRow
 from engine.executor.device_sampler import DeviceSampler, answers, is_chosen_on_device, limited_floors, nucleus_floors
-from engine.executor.sampler import NonFiniteLogits, Sampler, _floors, in_blocks
+from engine.executor.sampler import BLOCK, NonFiniteLogits, Sampler, _floors, in_blocks
 from engine.sampling_params import SamplingParams
 from tests.engine.attention.late_device import LateDevice
 from tests.engine.executor.late_operators import HostData, LateOperators, LateStream
@@ -136,6 +136,29 @@ def test_nuclei_are_those_of_the_plain_definition_and_of_the_sampler(
         assert survivors == {at for at, value in enumerate(values) if value >= other}
         if share < 0.99:
             assert survivors == plain_survivors(values, 0, share)
+
+
+@given(seed=st.integers(0, 10_000), spread=st.sampled_from([0.1, 2.0, 9.0]), ulps=st.integers(-2, 2))
+@settings(max_examples=200, deadline=None)
+def test_where_a_share_is_met_within_a_rounding_both_nuclei_are_right(seed: int, spread: float, ulps: int) -> None:
+    """There, and only there, the two may differ: their sums are of another order."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = in_blocks(torch.randn(1, VOCAB, generator=generator) * spread).view(1, -1)
+    best = logits.sort(descending=True).values[0]
+    reach = (best - best[0]).double().exp().cumsum(0)
+    total = (logits - best[0]).exp_().sum(dim=-1, dtype=torch.float64)[0]
+    share = float(reach[seed % VOCAB] / total)
+    for _ in range(abs(ulps)):
+        share = math.nextafter(share, math.copysign(math.inf, ulps))
+    share = min(share, math.nextafter(1.0, 0.0))
+    device = nucleus_floors(logits.view(1, -1, BLOCK), torch.tensor([share], dtype=torch.float64))[0]
+    host = _floors(logits, [0], [share])[0]
+    for floor in (device, host):
+        kept, above = int((best >= floor).sum()), int((best > floor).sum())
+        if floor > -math.inf:
+            assert reach[kept - 1] >= share * total * (1 - 1e-12)
+        if above:
+            assert reach[min(above, VOCAB) - 1] <= share * total * (1 + 1e-12) or floor == -math.inf
 
 
 @given(rows=ROWS, top_k=st.integers(1, 40), share=st.sampled_from([0.013, 0.771, 1.0]))
