@@ -41,6 +41,12 @@ def main(argv: list[str] | None = None) -> int:
     report = Report(machine=cuda.machine(), left_out=list(LEFT_OUT))
     first = SectionReport(0, "machine", 20, counts=True, status=Status.DONE)
     report.sections.append(first)
+    if not (args.compile and cuda.has_gpu()):
+        try:
+            # Now, before minutes of a GPU are spent on what could not be written down.
+            report.write(args.out)
+        except OSError as error:
+            parser.error(f"--out {args.out}: {error.strerror}; a folder that can be written to is needed")
     for name, value in report.machine.items():
         print(f"{name}: {value}")
     if not cuda.has_gpu():
@@ -94,7 +100,11 @@ def _not_run(section: Section) -> SectionReport:
 
 
 def _numbers(text: str) -> set[int]:
-    return {int(part) for part in text.split(",")}
+    """Raises ArgumentTypeError, whose words argparse shows."""
+    try:
+        return {int(part) for part in text.split(",")}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not numbers of sections with commas between, as 0,2,5") from None
 
 
 if __name__ == "__main__":

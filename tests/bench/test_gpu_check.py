@@ -98,6 +98,28 @@ def test_only_names_sections_that_exist(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--only 14: sections are 0 to 13" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["x", "", "1,,2", "1.5"])
+def test_only_takes_numbers_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--only", text, "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    assert f"--only: {text!r} is not numbers of sections with commas between" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_gpu: bool
+) -> None:
+    monkeypatch.setattr(cuda, "has_gpu", lambda: has_gpu)
+    monkeypatch.setattr(cuda, "machine", dict)
+    file = tmp_path / "a file"
+    file.touch()
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--out", str(file / "folder")])
+    assert ended.value.code == 2
+    assert f"--out {file / 'folder'}: Not a directory; a folder" in capsys.readouterr().err
+
+
 def test_all_sections_together_take_less_than_ten_minutes() -> None:
     assert sum(section.limit_s for section in sections()) + 20 < 600
 
