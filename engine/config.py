@@ -218,10 +218,13 @@ class ExecutorConfig(_Frozen):
         if self.attention_backend == "cpu":
             raise ValueError(f"{attention} contradicts executor.device=cuda: use flashinfer, or reference to compare")
         if self.attention_backend == "flashinfer" and self.dtype == "float32":
-            raise ValueError(f"executor.dtype={self.dtype} is not for {attention}: its kernels take bfloat16")
+            raise ValueError(
+                f"executor.dtype={self.dtype} is not for {attention}: its kernels take bfloat16; use bfloat16"
+            )
         if self.quantization not in {"auto", "none"}:
             raise ValueError(
-                f"executor.quantization={self.quantization} contradicts executor.device=cuda: int8 layers are for CPUs"
+                f"executor.quantization={self.quantization} contradicts executor.device=cuda: int8 layers are for "
+                "CPUs; use none"
             )
         return self
 

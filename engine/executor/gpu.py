@@ -37,6 +37,10 @@ from engine.sampling_params import SamplingParams
 
 #: Elements of a head that FlashInfer's FA2 kernels are compiled for.
 HEAD_DIMS: Final = (64, 128, 256)
+#: The least compute capability that computes in bfloat16, the one type that FlashInfer's kernels are asked for.
+LEAST_CAPABILITY: Final = (8, 0)
+#: Settings that FlashInfer's kernels are asked for by, and what does without them.
+_WITHOUT_FLASHINFER: Final = {"attention_backend": "reference", "kernels": "torch"}
 #: The dearest way to choose a token: a nucleus sought in the whole vocabulary, and log-probabilities.
 _DEAR: Final = SamplingParams(max_new_tokens=2, temperature=1.0, top_p=0.9, min_p=0.001, logprobs=5)
 
@@ -52,9 +56,11 @@ class GpuStart:
     def load(self, path: Path) -> LlamaModel:
         """The model, on the device.
 
-        Raises ConfigError for one that the small operators that were asked for do not fit.
+        Raises ConfigError for a GPU that is too old for FlashInfer's kernels, and for a model that the small operators
+        that were asked for do not fit.
         """
         asked = self._config.executor
+        self._check_capability()
         with self._told("loading the weights"):
             return load_model(
                 path,
@@ -62,6 +68,16 @@ class GpuStart:
                 device=self._runtime.device,
                 make_ops=self._flashinfer_ops if asked.kernels == "flashinfer" else TorchOps,
             )
+
+    def _check_capability(self) -> None:
+        """Raise ConfigError for kernels that this GPU is too old for: they would fail when they are compiled."""
+        for name, instead in _WITHOUT_FLASHINFER.items():
+            if getattr(self._config.executor, name) == "flashinfer" and self._runtime.capability < LEAST_CAPABILITY:
+                has, least = (".".join(map(str, one)) for one in (self._runtime.capability, LEAST_CAPABILITY))
+                raise ConfigError(
+                    f"executor.{name}=flashinfer: in bfloat16 it needs compute capability {least} or higher, this GPU "
+                    f"has {has}: use executor.{name}={instead}"
+                )
 
     def _flashinfer_ops(self, facts: LlamaConfig, like: torch.Tensor) -> Ops:
         from engine.models import flashinfer_ops

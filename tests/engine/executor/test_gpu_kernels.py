@@ -80,6 +80,23 @@ def test_a_gpu_that_has_no_such_kernels_is_told_at_the_start(
     build_gpu_executor(config(mixed, prefill), path, hopper, kernels=ShapedFlashInfer(hopper)).close()
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, r"executor.attention_backend=flashinfer: .* 8\.0 or higher, this GPU has 7\.5: .*_backend=reference"),
+        ({"attention_backend": "reference", "kernels": "flashinfer"}, r"executor.kernels=flashinfer: .*: use executor.kernels=torch"),
+    ],
+)
+def test_a_gpu_without_bfloat16_is_told_before_the_weights_are_read(
+    tmp_path: Path, path: Path, asked: dict[str, str], words: str
+) -> None:
+    old = LateDevice(late=False, capability=(7, 5))
+    with pytest.raises(ConfigError, match=words):
+        build_gpu_executor(config(executor=asked), tmp_path / "absent", old, kernels=ShapedFlashInfer(old))
+    torchs = config(executor={"attention_backend": "reference"}, cache={"num_pages": 9})
+    build_gpu_executor(torchs, path, old).close()
+
+
 def test_heads_that_batch_attention_has_no_memory_for_are_told_at_the_start(path: Path) -> None:
     device = LateDevice(late=False)
     module = ShapedFlashInfer(device, holistic_heads=1)
