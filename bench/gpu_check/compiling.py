@@ -29,7 +29,7 @@ WINDOW = 8
 def attention_kernels(rig: Rig) -> Iterator[Finding]:
     """Each kernel for each size of head, with a window and without. Its seconds are those of its modules, and nothing
     where they were there; a check fails where one cannot be had."""
-    kernels = {"default": {}} | {other: settings for other, (_, settings) in OTHERS.items()}
+    kernels: dict[str, dict[str, Any]] = {"default": {}} | {other: settings for other, (_, settings) in OTHERS.items()}
     for kernel, settings in kernels.items():
         for dim in sorted({dim for _, dim, _ in rig.sizes.heads}):
             for window in (0, WINDOW):

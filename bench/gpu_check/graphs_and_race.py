@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -170,7 +170,10 @@ class DeafRuntime:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self._runtime.copy(target, source)
 
-    def capture(self, work: object) -> Graph:
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._runtime.fetch(target, source)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
         # The seam asks for the method; section 6, for which this is, captures nothing.
         raise NotImplementedError("nothing is captured without events")
 

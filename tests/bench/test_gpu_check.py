@@ -1,4 +1,4 @@
-"""gpu_check without a GPU: it says so; and its sections, at small sizes, on the CPU double, find what they look for."""
+"""Sections of gpu_check, at small sizes, on the CPU double: they find what they look for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu_check import __main__ as program
-from bench.gpu_check import batches, correctness, cuda, end_to_end, engine_checks, graphs_and_race, runner, speed
+from bench.gpu_check import batches, correctness, end_to_end, engine_checks, graphs_and_race, runner, speed
 from bench.gpu_check.report import MAX_STATUS, Finding, Report, SectionReport, Status, table
 from bench.gpu_check.rig import Rig, Sizes
-from bench.gpu_check.runner import Section, chosen, run_section, sections
+from bench.gpu_check.runner import Section, run_section
 from engine.attention import flashinfer
+from engine.attention.device import DeviceRuntime
 from engine.attention.flashinfer import FlashInferBackend, HeadShape
 from engine.executor.base import SampledToken, TokenLogprobs
 from engine.executor.manual import ManualSequence
@@ -71,57 +71,6 @@ def at_once() -> Rig:
 
 def failed(findings: Iterator[Finding]) -> list[str]:
     return [finding.name for finding in findings if finding.ok is False]
-
-
-def test_without_a_gpu_it_says_so_after_section_0_and_ends_with_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda, "has_gpu", lambda: False)
-    assert program.main(["--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "No GPU that torch can use here" in said
-    assert f"torch: {torch.__version__}" in said
-    written = json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))
-    assert [section["number"] for section in written["sections"]] == list(range(14))
-    assert {section["status"] for section in written["sections"][1:]} == {"not run"}
-    assert written["failed_checks"] == 0
-    assert len(written["left_out"]) == len(runner.LEFT_OUT)
-    page = (tmp_path / "gpu_check.md").read_text("utf-8")
-    assert page.count("not run: no GPU") == 13
-    assert "the engine in this process" in page
-
-
-def test_only_names_sections_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [section.number for section in chosen(sections(), {0, 3, 12})] == [3, 12]
-    with pytest.raises(SystemExit):
-        program.main(["--only", "2,14", "--out", str(tmp_path)])
-    assert "--only 14: sections are 0 to 13" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["x", "", "1,,2", "1.5"])
-def test_only_takes_numbers_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        program.main(["--only", text, "--out", str(tmp_path)])
-    assert ended.value.code == 2
-    assert f"--only: {text!r} is not numbers of sections with commas between" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_gpu: bool
-) -> None:
-    monkeypatch.setattr(cuda, "has_gpu", lambda: has_gpu)
-    monkeypatch.setattr(cuda, "machine", dict)
-    file = tmp_path / "a file"
-    file.touch()
-    with pytest.raises(SystemExit) as ended:
-        program.main(["--out", str(file / "folder")])
-    assert ended.value.code == 2
-    assert f"--out {file / 'folder'}: Not a directory; a folder" in capsys.readouterr().err
-
-
-def test_all_sections_together_take_less_than_ten_minutes() -> None:
-    assert sum(section.limit_s for section in sections()) + 20 < 600
 
 
 def test_attention_is_right_on_the_double_in_every_shape() -> None:
@@ -187,6 +136,14 @@ def test_graphs_with_other_contexts_than_planned_are_seen(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(FlashInferBackend, "prepare_captured", once)
     assert any("replay against eager" in name for name in failed(graphs_and_race.graphs(at_once())))
+
+
+@pytest.mark.parametrize("device", [LateDevice(), graphs_and_race.DeafRuntime(LateDevice())], ids=["late", "deaf"])
+def test_stand_ins_for_the_device_have_all_that_it_is_asked_for(device: DeviceRuntime) -> None:
+    """mypy, which would tell, is not asked about programs and tests."""
+    asked = {name for name in dir(DeviceRuntime) if not name.startswith("_")} | set(DeviceRuntime.__annotations__)
+    assert asked
+    assert asked <= set(dir(device))
 
 
 def test_two_sets_stand_a_late_device_and_one_that_does_not_wait_is_found_out() -> None:
