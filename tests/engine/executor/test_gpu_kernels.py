@@ -84,7 +84,7 @@ def test_a_gpu_that_has_no_such_kernels_is_told_at_the_start(
     ("asked", "words"),
     [
         ({}, r"executor.attention_backend=flashinfer: .* 8\.0 or higher, this GPU has 7\.5: .*_backend=reference"),
-        ({"attention_backend": "reference", "kernels": "flashinfer"}, r"executor.kernels=flashinfer: .*: use executor.kernels=torch"),
+        ({"attention_backend": "reference", "kernels": "flashinfer"}, r"executor.kernels=flashinfer: .* use .*=torch"),
     ],
 )
 def test_a_gpu_without_bfloat16_is_told_before_the_weights_are_read(

@@ -3,10 +3,10 @@ once, on a device that computes nothing before the host waits for it. The answer
 
 from __future__ import annotations
 
-import functools
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,20 +17,27 @@ from engine.attention import flashinfer
 from engine.attention.cpu import CpuBackend
 from engine.attention.flashinfer import FlashInferBackend, HeadShape, MixedKernel, PrefillKernel
 from engine.attention.metadata import PagedMetadata
+from engine.config import EngineConfig
 from engine.events import AdmissionDecided, RecordingSink
+from engine.executor import gpu
 from engine.executor.base import ForwardBatch, StepResult
+from engine.executor.factory import build_gpu_executor
 from engine.executor.overlapped_torch import OverlappedTorchExecutor
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.llm_engine import EngineRequest
+from engine.models import flashinfer_ops
 from engine.models.flashinfer_ops import FlashInferOps
 from engine.models.llama import LlamaModel
 from engine.models.llama_config import LlamaConfig
 from engine.models.weights import LlamaWeights
 from engine.sampling_params import SamplingParams
+from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
 from tests.engine.executor.late_operators import LateOperators, LateStream
 from tests.engine.executor.overlapped_runs import PAGE_SIZE, Said, prompt, run
 from tests.engine.executor.tiny import CONFIG, tiny_weights
+from tests.engine.models.gguf_files import tiny_weights as gguf_weights
+from tests.engine.models.gguf_files import write_gguf
 
 #: Models by name, each with the rows of its graphs; none is captured for windows.
 MODELS = {
@@ -143,7 +150,7 @@ def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 1024)
 
 
-@functools.cache
+@cache
 def on_cpu(name: str) -> Said:
     """What the model says on a CPU, one step after the other, with room for all."""
     config, _ = MODELS[name]
@@ -181,6 +188,42 @@ def test_who_is_given_up_in_flight_leaves_the_others_their_answers(mixed: MixedK
     assert found.ends["r1"] == "abort"
 
 
+class FailsOnce(WholeGpu):
+    """Its ninth batch fails with all its kernels started, or when its tokens are asked for."""
+
+    def __init__(self, mixed: MixedKernel, *, at_launch: bool) -> None:
+        super().__init__("head norms", mixed)
+        self._at_launch = at_launch
+        self._left = 9
+
+    def launch(self, batch: ForwardBatch) -> None:
+        self._left -= self._at_launch
+        if not self._left and self._at_launch:
+            with self._operators:
+                self.forward(batch, rows=[row.row for row in batch.sampling])
+            raise RuntimeError("ordered")
+        super().launch(batch)
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        self._left -= not self._at_launch
+        if not self._left and not self._at_launch:
+            raise RuntimeError("ordered")
+        return result
+
+
+@pytest.mark.parametrize("at_launch", [True, False], ids=["launch", "collect"])
+@pytest.mark.parametrize("mixed", MixedKernel)
+def test_a_step_that_fails_on_the_device_costs_its_members_alone(mixed: MixedKernel, at_launch: bool) -> None:
+    found = run(FailsOnce(mixed, at_launch=at_launch), REQUESTS, overlap=True, may_fail=True, **CROWDED)
+    want = on_cpu("head norms")
+    failed = {rid for rid, end in found.ends.items() if end == "error"}
+    assert failed
+    assert failed < set(found.ends) == set(want.ends)
+    for rid, tokens in found.tokens.items():
+        assert tokens == want.tokens[rid][: len(tokens) if rid in failed else None]
+
+
 @pytest.mark.parametrize("fault", [{"returns": 1}, {"deaf": True}], ids=["one buffer", "no wait"])
 @pytest.mark.parametrize("mixed", MixedKernel)
 def test_sabotage_of_the_waits_is_seen(mixed: MixedKernel, fault: dict[str, Any]) -> None:
@@ -188,3 +231,33 @@ def test_sabotage_of_the_waits_is_seen(mixed: MixedKernel, fault: dict[str, Any]
         found = run(WholeGpu("plain", mixed, **fault), REQUESTS, overlap=True, **CROWDED)
         if found.tokens == on_cpu("plain").tokens:
             pytest.fail("nothing was wrong")
+
+
+@pytest.mark.parametrize("mixed", MixedKernel)
+def test_the_start_takes_all_settings_at_once_and_makes_what_a_run_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: MixedKernel
+) -> None:
+    monkeypatch.setattr(gpu, "HEAD_DIMS", (16,))
+    monkeypatch.setattr(flashinfer_ops, "HEAD_DIMS", (16,))
+    asked = {
+        "device": "cuda", "attention_backend": "flashinfer", "kernels": "flashinfer", "flashinfer_mixed": mixed.value,
+        "flashinfer_prefill": "fa3", "overlap": True, "cuda_graph_rows": 3, "quantization": "none",
+    }  # fmt: skip
+    scheduler = {"chunked_prefill_size": 16, "max_running_requests": 4}
+    cache = {"page_size": PAGE_SIZE}
+    config = EngineConfig.model_validate({"executor": asked, "scheduler": scheduler, "cache": cache})
+    device = LateDevice(late=False, late_fetches=True)
+    module = ShapedFlashInfer(device)
+    path = write_gguf(tmp_path / "Tiny-1M-Q8_0.gguf", gguf_weights())
+    executor = build_gpu_executor(config, path, device, kernels=module)
+    made = [call.name for call in module.calls if call.name.endswith("__init__")]
+    words = executor.info().vocab_size
+    requests = [
+        EngineRequest(rid=one.rid, prompt_ids=tuple(token % words for token in one.prompt_ids), params=one.params)
+        for one in REQUESTS
+    ]
+    found = run(executor, requests, overlap=True, num_pages=executor.info().num_pages)
+    assert set(found.ends) == {request.rid for request in REQUESTS}
+    assert found.ahead > 5
+    assert [call.name for call in module.calls if call.name.endswith("__init__")] == made, "made while requests wait"
+    assert "replay" in device.log
