@@ -219,7 +219,8 @@ class ExecutorConfig(_Frozen):
             raise ValueError(f"{attention} contradicts executor.device=cuda: use flashinfer, or reference to compare")
         if self.attention_backend == "flashinfer" and self.dtype == "float32":
             raise ValueError(
-                f"executor.dtype={self.dtype} is not for {attention}: its kernels take bfloat16; use bfloat16"
+                f"executor.dtype={self.dtype} is not for {attention}: its kernels take bfloat16; use it, or "
+                "executor.attention_backend=reference"
             )
         if self.quantization not in {"auto", "none"}:
             raise ValueError(

@@ -57,8 +57,9 @@ def memory(*, free: int, allocated: int = 0, peak: int = 0, total: int = 8 * GIB
 REFUSED = {
     "executor.attention_backend=flashinfer needs executor.device=cuda": {"attention_backend": "flashinfer"},
     "executor.attention_backend=cpu contradicts executor.device=cuda: use flashinfer": {"device": "cuda"},
-    "executor.dtype=float32 .* take bfloat16": ON_GPU | {"dtype": "float32"},
-    "executor.quantization=int8 contradicts executor.device=cuda": ON_GPU | {"quantization": "int8"},
+    "executor.dtype=float32 .* take bfloat16; use it, or executor.attention_backend=reference": ON_GPU
+    | {"dtype": "float32"},
+    "executor.quantization=int8 contradicts executor.device=cuda: .*; use none": ON_GPU | {"quantization": "int8"},
     "executor.cuda_graph_rows=4 needs executor.attention_backend=flashinfer, not cpu": {"cuda_graph_rows": 4},
     "not reference": ON_GPU | {"attention_backend": "reference", "cuda_graph_rows": 4},
     "executor.kernels=flashinfer needs executor.device=cuda.*use native or torch": {"kernels": "flashinfer"},
