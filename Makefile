@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.admitscope-installed
-# The first of these that is 3.11 or newer; `make install PYTHON=/path/to/python` chooses.
+# The first of these that is 3.11 to 3.13; `make install PYTHON=/path/to/python` chooses.
 PYTHON ?=
 DURATION ?= 0
 PYTEST := $(BIN)/pytest
@@ -25,7 +25,7 @@ help:  ## this text
 	@echo
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | grep -vE 'make (help|demo|test)\|' | awk -F'|' '{printf "%-26s%s\n", $$1, $$2}'
 	@echo
-	@echo "All of them create $(VENV) on first use (Python 3.11 or newer; a few minutes). Then, by hand:"
+	@echo "All of them create $(VENV) on first use (Python 3.11 to 3.13; a few minutes). Then, by hand:"
 	@echo "  $(BIN)/admitscope --help"
 
 install: $(STAMP)  ## create .venv and install everything into it (done by itself when needed)
@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml
 	  fi; \
 	done; \
 	if [ -z "$$python" ]; then \
-	  echo "admitscope needs Python 3.11, 3.12 or 3.13. On Debian or Ubuntu: apt-get install python3 python3-venv" >&2; exit 1; \
+	  echo "admitscope needs Python 3.11, 3.12 or 3.13: make install PYTHON=PATH names one. On Debian or Ubuntu: apt-get install python3 python3-venv" >&2; exit 1; \
 	fi; \
 	if ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
 	  version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
