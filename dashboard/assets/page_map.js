@@ -187,7 +187,11 @@ export default function ({ data, parentElement, setTriggerValue }) {
   };
   legend(root, data.legend);
   root.querySelector("canvas").ariaLabel = data.summary;
-  root.querySelector("figcaption").textContent = data.hint;
+  // Where the keys have gone to stays said over refreshes; the same words again would be read out again.
+  const { cursor } = root.map;
+  const caption = cursor === null || cursor >= data.count ? data.hint : words(cursor, root.map);
+  const figcaption = root.querySelector("figcaption");
+  if (figcaption.textContent !== caption) figcaption.textContent = caption;
   draw(root);
   listen(root);
   if (!root.watcher) {

@@ -209,7 +209,13 @@ def test_the_map_draws_pages_and_a_click_names_their_owner(stage: Stage, visitor
     visit.page.get_by_text("By owner", exact=True).click()
     expect(visit.page.locator(".st-key-page_map .key")).to_contain_text("free")
     canvas.press("ArrowRight")
-    expect(visit.page.locator(".st-key-page_map figcaption")).to_contain_text(f"page {page + 1} ")
+    caption = visit.page.locator(".st-key-page_map figcaption")
+    expect(caption).to_contain_text(f"page {page + 1} ")
+    visit.page.get_by_text("By state", exact=True).click()
+    expect(visit.page.locator(".st-key-page_map .key")).to_contain_text("evictable")
+    for _ in range(12):  # over refreshes of a live page as well
+        assert f"page {page + 1} " in caption.inner_text()
+        visit.page.wait_for_timeout(250)
 
 
 def test_a_request_is_explained_by_click_and_by_typed_id(stage: Stage, visitor: Visitor) -> None:
