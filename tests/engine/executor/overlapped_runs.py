@@ -167,13 +167,11 @@ def _settings(num_pages: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class LateExecutor(OverlappedTorchExecutor):
-    """The same on a device that computes nothing before it is waited for."""
+class LateLaunches(OverlappedTorchExecutor):
+    """Launches while torch's operators are held back. Who is one makes both, once nothing is computed at once."""
 
-    def __init__(self, *, num_pages: int = 64, deaf: bool = False, **settings: Any) -> None:
-        self.stream = LateStream(late=True, deaf=deaf)
-        super().__init__(Successors(), gpu=Gpu(self.stream), **_settings(num_pages), **settings)
-        self._operators = LateOperators(self.stream)
+    stream: LateStream
+    _operators: LateOperators
 
     def launch(self, batch: ForwardBatch) -> None:
         with self._operators:
@@ -183,3 +181,12 @@ class LateExecutor(OverlappedTorchExecutor):
         if self._launched[0].coming is None:
             self.stream.synchronize()  # as reading a value of the device does
         return super().collect()
+
+
+class LateExecutor(LateLaunches):
+    """The same on a device that computes nothing before it is waited for."""
+
+    def __init__(self, *, num_pages: int = 64, deaf: bool = False, **settings: Any) -> None:
+        self.stream = LateStream(late=True, deaf=deaf)
+        super().__init__(Successors(), gpu=Gpu(self.stream), **_settings(num_pages), **settings)
+        self._operators = LateOperators(self.stream)

@@ -22,7 +22,6 @@ from engine.events import AdmissionDecided, RecordingSink
 from engine.executor import gpu
 from engine.executor.base import ForwardBatch, StepResult
 from engine.executor.factory import build_gpu_executor
-from engine.executor.overlapped_torch import OverlappedTorchExecutor
 from engine.executor.torch_executor import Gpu, TorchExecutor
 from engine.llm_engine import EngineRequest
 from engine.models import flashinfer_ops
@@ -34,7 +33,7 @@ from engine.sampling_params import SamplingParams
 from tests.engine.attention.late_device import LateDevice
 from tests.engine.attention.shaped_flashinfer import ShapedFlashInfer
 from tests.engine.executor.late_operators import LateOperators, LateStream
-from tests.engine.executor.overlapped_runs import PAGE_SIZE, Said, prompt, run
+from tests.engine.executor.overlapped_runs import PAGE_SIZE, LateLaunches, Said, prompt, run
 from tests.engine.executor.tiny import CONFIG, tiny_weights
 from tests.engine.models.gguf_files import tiny_weights as gguf_weights
 from tests.engine.models.gguf_files import write_gguf
@@ -107,7 +106,7 @@ class HostPlans(FlashInferBackend):
             super().prepare_captured(metadata)
 
 
-class WholeGpu(OverlappedTorchExecutor):
+class WholeGpu(LateLaunches):
     """All of it on a late device. deaf, returns: faults that have to be seen."""
 
     def __init__(self, name: str, mixed: MixedKernel, *, deaf: bool = False, returns: int = 2) -> None:
@@ -134,15 +133,6 @@ class WholeGpu(OverlappedTorchExecutor):
         # Not before: capturing runs the model's operators, which nothing holds back yet.
         self.stream._late, self.stream._deaf = True, deaf
         self._operators = LateOperators(self.stream)
-
-    def launch(self, batch: ForwardBatch) -> None:
-        with self._operators:
-            super().launch(batch)
-
-    def collect(self) -> StepResult:
-        if self._launched[0].coming is None:
-            self.stream.synchronize()  # as reading a value of the device does
-        return super().collect()
 
 
 @pytest.fixture(autouse=True)
