@@ -1,6 +1,6 @@
 """What watching costs in all: everything on against everything off, in one run. Prints figures, asserts none.
 
-    python -m bench.overhead [--steps 400] [--json]
+    python -m bench.overhead [--only step paced demo two] [--steps 400] [--json]
 
 On: records to a journal on disk, metrics, checker tier 1, read model, and spans (1 % of ordinary requests, all that are
 late or retracted) sent to a receiver of this process. Off: nobody listens. The real engine runs both, with two requests
@@ -62,6 +62,8 @@ PYTHON_THRESHOLD: Final = (700, 10, 10)
 MODEL_RUNNING: Final = 32
 DEMO_ROWS: Final = 400
 MODEL_WINDOW_S: Final = 4.0
+#: What is measured: steps without a model, with one that waits, SmolLM2 with the demo's requests, and with two ending.
+PARTS: Final = ("step", "paced", "demo", "two")
 
 
 class _Receiver(BaseHTTPRequestHandler):
@@ -340,16 +342,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of paced steps, with everything on and off")
     parser.add_argument("--model-turns", type=int, default=8, help="windows of SmolLM2 with everything on; 0: none")
     parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="which rows: no model, a model of 5 ms, SmolLM2's two"
+    )
+    parser.add_argument(
         "--python-collector", action="store_true", help="seek cycles as Python does by default, paced steps"
     )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with receiver() as traces:
-        rows = [step_cost(running, args.steps, traces, held=held) for held in (False, True) for running in AIMS_US]
-        rows += [
-            paced_cost(running, traces, args.seconds, python_collector=args.python_collector) for running in AIMS_US
-        ]
-        loads = (demo_lengths(), ()) if args.model_turns else ()
+        rows = []
+        if "step" in args.only:
+            rows += [step_cost(running, args.steps, traces, held=held) for held in (False, True) for running in AIMS_US]
+        if "paced" in args.only:
+            rows += [
+                paced_cost(running, traces, args.seconds, python_collector=args.python_collector) for running in AIMS_US
+            ]
+        wanted = [part for part in ("demo", "two") if part in args.only and args.model_turns]
+        loads = [demo_lengths() if part == "demo" else () for part in wanted]
         models = [model_share(traces, args.model_turns, lengths) for lengths in loads]
     if args.json:
         for row in (*rows, *models):

@@ -20,7 +20,7 @@ from engine.token_store import TokenStore
 
 
 class _Counting:
-    """0, 1, 2, …, kept: to make them anew gives the interpreter away, and a thread that waits for it wakes up."""
+    """0, 1, 2, …, kept: to make them anew gives the interpreter away, and who waits for it wakes up in vain."""
 
     def __init__(self) -> None:
         self._numbers = _up_to(4096)
@@ -74,7 +74,7 @@ def from_plan(
     # Each query row's position in its sequence, then its slot: page * size + position % size, in few passes over R.
     positions = _COUNTING.first(int(qo_indptr[-1])) + np.repeat(starts - qo_indptr[:-1], lengths)
     page_numbers = positions // page_size
-    # By the machine's own integers: by others numpy gives the interpreter away, and a thread that waits for it gets it.
+    # By the machine's own integers: by others numpy gives the interpreter away for a moment, as to `arange`.
     slots = kv_indices[(page_numbers + np.repeat(kv_indptr[:-1], lengths)).astype(np.intp)].astype(np.int64)
     slots -= page_numbers
     slots *= page_size
