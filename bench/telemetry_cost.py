@@ -21,21 +21,21 @@ from pathlib import Path
 
 from engine.clock import VirtualClock
 from engine.events import AnyEvent, EngineStarted, EventSink, RecordingSink
-from telemetry.buffered import BufferedSink, TakesMany
+from telemetry.buffered import BufferedSink
 from telemetry.exposition import Exposition
 from telemetry.isolation import IsolatedSink
 from telemetry.journal import JournalSink
 from telemetry.metering import MeteredFanOut
 from telemetry.metrics import MetricsSink
 from telemetry.read_model import ReadModel
+from telemetry.shared_sink import BATCH
 from telemetry.shared_timeline import SharedTimeline
 from telemetry.spans.draft import SpanDraft
 from telemetry.spans.sink import SpanSink
+from telemetry.takers import TakesMany
 from tests.builders import CoreRun, engine_config
 
 RUNS = 5
-#: Events that a worker takes at once.
-BATCH = 8
 
 
 class Nowhere:

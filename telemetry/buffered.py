@@ -22,13 +22,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, runtime_checkable
-
-import msgspec
+from typing import Final
 
 from engine.events import AnyEvent, EventSink, StepPlanned
 from telemetry.error_log import ErrorLog
 from telemetry.pacing import TURN_S, Bell, ForwardWindow, Turns
+from telemetry.takers import Closable, Flushable, SinkStats, Taker, takers_of
 
 _LOG: Final = logging.getLogger("admitscope.telemetry")
 
@@ -51,44 +50,6 @@ _BACKLOG: Final = 4_096
 #: How often a close that takes long says what is left, and looks how far it is.
 CLOSE_LOG_EVERY_S: Final = 5.0
 CLOSE_LOOK_S: Final = 0.05
-
-
-@runtime_checkable
-class Flushable(Protocol):
-    """A sink that holds events back for a while."""
-
-    def flush(self) -> None: ...
-
-
-@runtime_checkable
-class TakesMany(Protocol):
-    """A sink that rather takes several events at once. What it raises counts as one error, and loses the rest."""
-
-    def take(self, events: Sequence[AnyEvent], /) -> None: ...
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """A sink with something to give back."""
-
-    def close(self) -> None: ...
-
-
-class SinkStats(msgspec.Struct, frozen=True):
-    """Counters of one sink since its start.
-
-    accepted   events taken over from the engine; `delivered` of them have reached the listener
-    dropped    events refused because the queue was full
-    errors     exceptions of the listener, `last_error` the latest in words
-    """
-
-    component: str
-    accepted: int
-    delivered: int
-    dropped: int
-    errors: int
-    queued: int
-    last_error: str = ""
 
 
 _TURNS: Final = Turns()
@@ -118,6 +79,7 @@ class BufferedSink:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; a queue holds at least 1 event")
         self._sink = sink
+        self._takers = takers_of(sink)
         self._capacity = capacity
         self._period_s = period_s
         self._batch = batch
@@ -133,6 +95,8 @@ class BufferedSink:
         self.cpu_ns = 0
         #: Events up to here were delivered, and flushed.
         self._settled = 0
+        #: Of the present drain: whether it waits for forwards, and when its slice began.
+        self._waits, self._began_ns = True, 0
         #: Who waits for the worker now.
         self._askers = 0
         self._closing = False
@@ -333,14 +297,12 @@ class BufferedSink:
 
     def _drain(self) -> None:
         queue, waiting = self._queue, len(self._queue)
-        takes_many = self._sink.take if isinstance(self._sink, TakesMany) else None
+        takers = self._takers
         # Once it has waited in vain it goes on: the engine is idle, or its forward passes are too short to wait for.
-        waits = True
-        began = time.perf_counter_ns()
+        self._waits, self._began_ns = True, time.perf_counter_ns()
         while not self._given_up:
-            if waits and waiting and not self.window.forward.leaves_time and self._is_polite:
-                waits = self.window.wait(self._count_accepted, PATIENCE_S, is_hurried=self._is_asked)
-                began = time.perf_counter_ns()
+            if waiting:
+                self._pace()
             # A call that comes after this look comes after all that wait by now.
             most = min(waiting, self._batch)
             if self._calls:
@@ -349,14 +311,28 @@ class BufferedSink:
                 return
             events = [queue.popleft() for _ in range(most)]
             waiting -= len(events)
-            if takes_many is not None:
-                self._guard(partial(takes_many, events), f"taking events up to step {events[-1].step}")
-                self._delivered += len(events)
+            if takers:
+                self._hand_out(takers, events)
             else:
                 self._emit(events)
-            if waiting and time.perf_counter_ns() - began > SLICE_NS:
-                self._pause()
-                began = time.perf_counter_ns()
+
+    def _hand_out(self, takers: Sequence[Taker], events: Sequence[AnyEvent]) -> None:
+        """To one taker after the other, so that each finds its own code and books in the caches for all of them."""
+        doing = f"taking events up to step {events[-1].step}"
+        for at, take in enumerate(takers):
+            if at:
+                self._pace()
+            self._guard(partial(take, events), doing)
+        self._delivered += len(events)
+
+    def _pace(self) -> None:
+        """Before more work: a break where the last was long ago, and the engine's forward where it is waited for."""
+        if time.perf_counter_ns() - self._began_ns > SLICE_NS:
+            self._pause()
+            self._began_ns = time.perf_counter_ns()
+        if self._waits and not self.window.forward.leaves_time and self._is_polite:
+            self._waits = self.window.wait(self._count_accepted, PATIENCE_S, is_hurried=self._is_asked)
+            self._began_ns = time.perf_counter_ns()
 
     def _run_calls(self) -> int:
         """Run those that are due. Returns how many events may be delivered before the next is."""

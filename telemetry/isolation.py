@@ -12,8 +12,8 @@ from operator import length_hint
 from typing import Protocol, runtime_checkable
 
 from engine.events import AnyEvent, EventSink
-from telemetry.buffered import Closable, Flushable, SinkStats
 from telemetry.error_log import ErrorLog
+from telemetry.takers import Closable, Flushable, SinkStats
 
 
 @runtime_checkable

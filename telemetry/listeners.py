@@ -16,7 +16,7 @@ from engine.clock import Clock
 from engine.events import EventSink, FanOut
 from engine.llm_engine import LLMEngine
 from engine.server.engine_thread import EngineThread
-from telemetry.buffered import BufferedSink, SinkStats
+from telemetry.buffered import BufferedSink
 from telemetry.checking import Checking
 from telemetry.exemplars import Exemplars
 from telemetry.exposition import Exposition
@@ -33,6 +33,7 @@ from telemetry.shared_sink import SharedSink
 from telemetry.shared_timeline import SharedTimeline
 from telemetry.spans.config import build_span_sink, keep_rule
 from telemetry.spans.sink import SpanSink
+from telemetry.takers import SinkStats
 
 #: Longest that a scrape, a question, or an audit of metrics, waits for what was published before it.
 CATCH_UP_S: Final = 0.1

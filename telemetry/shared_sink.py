@@ -8,30 +8,32 @@ for something outside of this process (a journal's disk) does not belong here, b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from engine.events import AnyEvent, EventSink
-from telemetry.buffered import CAPACITY, PERIOD_S, BufferedSink, SinkStats
+from telemetry.buffered import CAPACITY, PERIOD_S, BufferedSink
 from telemetry.isolation import IsolatedSink
 from telemetry.shared_timeline import SharedTimeline
+from telemetry.takers import SinkStats
+
+#: Events that each listener is handed at once, about two steps: what it needs for one it has at hand for the others.
+BATCH: Final = 32
 
 
 class _Several:
     """Hands events on to each, in order; never raises."""
 
     def __init__(self, takers: Sequence[IsolatedSink | SharedTimeline]) -> None:
-        self._takers = tuple(takers)
+        self.takers = tuple(taker.take for taker in takers)
         self.sinks = tuple(
             sink for taker in takers for sink in (taker.sinks if isinstance(taker, SharedTimeline) else (taker,))
         )
 
     def emit(self, event: AnyEvent) -> None:
-        self.take((event,))
-
-    def take(self, events: Sequence[AnyEvent]) -> None:
-        for taker in self._takers:
-            taker.take(events)
+        for take in self.takers:
+            take((event,))
 
     def flush(self) -> None:
         for sink in self.sinks:
@@ -63,7 +65,7 @@ class SharedSink:
             takers.append(together)
         self._several = _Several(takers)
         name = listeners[0][0] if len(takers) == 1 else "listeners"
-        self._queue = BufferedSink(self._several, name, capacity=capacity, period_s=period_s)
+        self._queue = BufferedSink(self._several, name, capacity=capacity, period_s=period_s, batch=BATCH)
         #: All of these: see `BufferedSink`.
         self.emit = self._queue.emit
         self.call = self._queue.call
