@@ -1,6 +1,7 @@
 """How close the executor's numbers are to `transformers`' on the same weights: logits error and greedy agreement.
 
-    python bench/accuracy.py [--dtype float32] [--prompts 4] [--prompt-tokens 64] [--new-tokens 64]
+    python bench/accuracy.py [--dtype float32] [--kernels torch native] [--prompts 4] [--prompt-tokens 64]
+        [--new-tokens 64]
 
 The oracle is transformers' own model in float32. For SmolLM2 it is built here from the GGUF file with weights
 that are dequantised by the `gguf` package's own reader, so that nothing of the engine's loader is trusted. A tiny
@@ -48,6 +49,7 @@ class Agreement:
 
     model: str
     dtype: str
+    kernels: str
     rows: int
     max_abs: float
     relative: float
@@ -135,14 +137,16 @@ def tiny_model(
     return model
 
 
-def executor_for(path: Path | None, *, dtype: str = "float32", page_size: int = 16, pages: int = 256) -> TorchExecutor:
+def executor_for(
+    path: Path | None, *, dtype: str = "float32", kernels: str = "torch", page_size: int = 16, pages: int = 256
+) -> TorchExecutor:
     """The engine's own executor on `path` (None: the packaged SmolLM2)."""
     return build_torch_executor(
         EngineConfig.model_validate(
             {
                 "model": ModelConfig(path=path),
                 "cache": CacheConfig(page_size=page_size, num_pages=pages),
-                "executor": ExecutorConfig.model_validate({"dtype": dtype}),
+                "executor": ExecutorConfig.model_validate({"dtype": dtype, "kernels": kernels}),
             }
         )
     )
@@ -174,6 +178,7 @@ def compare(executor: TorchExecutor, oracle: Any, prompts: list[list[int]], *, n
     return Agreement(
         model=executor.info().model,
         dtype=executor.info().dtype,
+        kernels=executor.info().attention_backend.replace("cpu", "torch"),
         rows=rows,
         max_abs=largest,
         relative=(errors / norms) ** 0.5,
@@ -205,6 +210,7 @@ def random_prompts(vocab: int, *, count: int, length: int) -> list[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--kernels", choices=("torch", "native"), nargs="+", default=["torch", "native"])
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -212,19 +218,22 @@ def main() -> None:
     results = []
 
     def measure(path: Path | None, oracle: Any) -> None:
-        executor = executor_for(path, dtype=args.dtype)
-        prompts = random_prompts(executor.info().vocab_size, count=args.prompts, length=args.prompt_tokens)
-        results.append(compare(executor, oracle, prompts, new_tokens=args.new_tokens))
+        for kernels in args.kernels:
+            executor = executor_for(path, dtype=args.dtype, kernels=kernels)
+            prompts = random_prompts(executor.info().vocab_size, count=args.prompts, length=args.prompt_tokens)
+            results.append(compare(executor, oracle, prompts, new_tokens=args.new_tokens))
 
     measure(None, smollm2_oracle(packaged_gguf_path()))
     for name, shard_size in (("tiny-one-file", None), ("tiny-sharded", "100KB")):
         with tempfile.TemporaryDirectory() as base:
             folder = Path(base) / name
-            measure(folder, tiny_model(folder, shard_size=shard_size))
-    print(f"{'model':<24}{'dtype':<10}{'rows':>6}{'max abs':>11}{'relative':>11}{'top-1':>12}{'greedy':>12}")
+            measure(folder, tiny_model(folder, shard_size=shard_size, hidden_size=128))
+    print(
+        f"{'model':<24}{'dtype':<10}{'kernels':<8}{'rows':>6}{'max abs':>11}{'relative':>11}{'top-1':>12}{'greedy':>12}"
+    )
     for r in results:
         print(
-            f"{r.model:<24}{r.dtype:<10}{r.rows:>6}{r.max_abs:>11.2e}{r.relative:>11.2e}"
+            f"{r.model:<24}{r.dtype:<10}{r.kernels:<8}{r.rows:>6}{r.max_abs:>11.2e}{r.relative:>11.2e}"
             f"{f'{r.top1_equal}/{r.rows}':>12}{f'{r.greedy_equal}/{r.greedy_total}':>12}"
         )
     for r in results:

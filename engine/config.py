@@ -231,8 +231,8 @@ class ExecutorConfig(_Frozen):
 
     def _are_native(self) -> None:
         """Raise where another setting asks for what the kernels in C do not have."""
-        has = {"device": ("cpu",), "dtype": ("auto", "bfloat16"), "attention_backend": ("cpu",)}
-        for name, values in (has | {"quantization": ("auto", "none", "int8")}).items():
+        has = {"device": ("cpu",), "attention_backend": ("cpu",), "quantization": ("auto", "none", "int8")}
+        for name, values in has.items():
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"executor.kernels=native contradicts executor.{name}={value}: use {values[-1]}")
 

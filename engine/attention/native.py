@@ -22,7 +22,7 @@ from engine.native.library import COLUMNS, PART, STEP, Decode, Library, Prefill
 
 
 class NativeBackend:
-    """Attention over bfloat16 pages. head_dim: a multiple of 32, at most MOST_DIM.
+    """Attention over pages in the library's type. head_dim: a multiple of 32, at most MOST_DIM.
 
     windows   see LlamaConfig.windows; () when every layer sees everything
     """
@@ -32,12 +32,12 @@ class NativeBackend:
     def __init__(self, library: Library, *, windows: tuple[int, ...] = ()) -> None:
         self._library = library
         self._windows = windows
-        self._torchs = CpuBackend(dtype=torch.bfloat16, windows=windows)
+        self._torchs = CpuBackend(dtype=library.dtype, windows=windows)
         self._is_torchs = False
         #: Work of this step: for layers that see everything, and by window, where it hides something.
         self._full: list[_Decodes | _Pieces] = []
         self._windowed: dict[int, list[_Decodes | _Pieces]] = {}
-        self._memory = _Memory()
+        self._memory = _Memory(library.dtype)
 
     def prepare(self, metadata: PagedMetadata) -> None:
         """Cut contexts and prompt pieces into tasks."""
@@ -80,9 +80,10 @@ class NativeBackend:
 class _Memory:
     """Memory that kernels leave things in between their parts, for all layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._floats = torch.empty(0)
-        self._layouts = torch.empty(0, dtype=torch.bfloat16)
+        self._layouts = torch.empty(0, dtype=dtype)
 
     def floats(self, count: int) -> int:
         """A pointer to `count` float32."""
@@ -92,10 +93,10 @@ class _Memory:
         return self._floats.data_ptr()
 
     def layouts(self, count: int) -> tuple[int, int]:
-        """Pointers to twice `count` bfloat16."""
+        """Pointers to twice `count` numbers of K/V."""
         if len(self._layouts) < 2 * count:
             with torch.inference_mode(False):
-                self._layouts = torch.empty(2 * count, dtype=torch.bfloat16)
+                self._layouts = torch.empty(2 * count, dtype=self._dtype)
         return self._layouts.data_ptr(), self._layouts[count:].data_ptr()
 
 

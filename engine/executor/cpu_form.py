@@ -42,7 +42,7 @@ class CpuFormChoice:
         if config.kernels == "torch" or not _fits(config):
             return
         try:
-            self._build = Build()
+            self._build = Build(float32=config.dtype == "float32")
         except NativeUnavailableError as error:
             self._missing(str(error))
             return
@@ -53,8 +53,6 @@ class CpuFormChoice:
 
     def form(self) -> CpuForm:
         """The form. Raises ConfigError where `executor.kernels=native` cannot be."""
-        import torch
-
         config, build = self._config, self._build
         if build is None:
             return self.torch_form(self._why)
@@ -66,7 +64,7 @@ class CpuFormChoice:
         except NativeUnavailableError as error:
             self._missing(str(error))
             return self.torch_form(self._why)
-        return CpuForm(torch.bfloat16, quantization, library)
+        return CpuForm(library.dtype, quantization, library)
 
     def instead(self, form: CpuForm, why: str, *, bfloat16_fits: bool) -> CpuForm:
         """The form for a model that the kernels of `form` cannot run, because of `why`."""
@@ -101,10 +99,10 @@ def _library(build: Build) -> Library:
         if not build.is_kept:
             raise
     build.discard()
-    return Library(Build().wait())
+    return Library(Build(float32=build.is_float32).wait())
 
 
 def _fits(config: ExecutorConfig) -> bool:
     """Whether the kernels have what is asked for."""
     is_plain = config.device == "cpu" and config.attention_backend == "cpu"
-    return is_plain and config.dtype != "float32" and config.quantization != "int8-fast"
+    return is_plain and config.quantization != "int8-fast"

@@ -59,7 +59,7 @@ class LlamaModel:
         self._ops = make_ops(config, weights.embedding)
         self.kernels = self._ops.kernels
         self._first_norm = weights.layers[0].attention_norm
-        self._lm_head = linear(weights.lm_head, wide=True)
+        self._lm_head = linear(weights.lm_head)
         self._layers: list[_Layer] = []
         weights.layers.reverse()
         while weights.layers:
@@ -123,13 +123,12 @@ def quantized_or_not(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    wide: bool = False,
     quantization: Quantization,
     fill: Fill | None = None,
 ) -> AnyLinear:
     """The layer of `weight` [out, in] in the wanted form. `fill`: see Linear."""
     if quantization == "none":
-        return Linear(weight, bias, wide=wide, fill=fill)
+        return Linear(weight, bias, fill=fill)
     return QuantizedLinear(weight, bias, two_rows=quantization == "int8")
 
 

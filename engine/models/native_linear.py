@@ -1,7 +1,8 @@
 """Linear layers on the kernels in C. Owns: packed weights, and the form that rows take on their way through them.
 
 Same meaning as engine.models.linear and engine.models.quantized (`int8`), with what stands around a product done in
-it: the norm before, the bias, the residual and the gate after. Sums are float32 and rounded to bfloat16 once.
+it: the norm before, the bias, the residual and the gate after. Sums are float32 and rounded once, to the type of the
+library: bfloat16 or float32.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from engine.native.library import BF16_STEP, GROUP, INT8_STEP, Library, Mode
+from engine.native.library import GROUP, INT8_STEP, NUMBERS_STEP, Library, Mode
 
 _MOST = 127
 
@@ -36,18 +37,18 @@ class Passage:
 
     count     rows
     threads   that work on them
-    narrow    [count, widest] bfloat16, or [2 count, widest] int8: high rows, then low rows
+    narrow    [count, widest] in the library's type, or [2 count, widest] int8: high rows, then low rows
     scales    [count] float32
     wide      [threads, widest] float32
     """
 
     __slots__ = ("_memory", "count", "narrow", "scales", "threads", "wide")
 
-    def __init__(self, scratch: Scratch, count: int, widest: int) -> None:
-        """`widest`: inputs of the widest layer."""
+    def __init__(self, scratch: Scratch, count: int, widest: int, dtype: torch.dtype) -> None:
+        """`widest`: inputs of the widest layer; `dtype`: the library's."""
         self.count = count
         self.threads = torch.get_num_threads()
-        narrow = scratch.rows("narrow", 2 * count, widest, torch.int8)
+        narrow = scratch.rows("narrow", dtype.itemsize * count, widest, torch.int8)
         scales = scratch.rows("scales", count, 1, torch.float32)
         wide = scratch.rows("wide", self.threads, widest, torch.float32)
         self._memory = narrow, scales, wide  # pointers keep nothing alive
@@ -69,23 +70,23 @@ class NativeLinear(Protocol):
     """out = norm(x) Wᵀ + bias, in a mode of engine.native.library."""
 
     def __call__(self, passage: Passage, x: int, out: int, mode: Mode, norm: Norm | None = None) -> None:
-        """`x` points to [R, in] bfloat16, `out` to [R, out]; [R, out / 2] where gate and up come out as one."""
+        """`x` points to [R, in], `out` to [R, out]; [R, out / 2] where gate and up come out as one."""
         ...
 
 
-class Bf16Linear:
-    """Weights in bfloat16. `gated`: [gate rows, up rows], which come out as silu(gate) * up."""
+class PlainLinear:
+    """Weights in the library's type. `gated`: [gate rows, up rows], which come out as silu(gate) * up."""
 
     def __init__(
         self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
     ) -> None:
-        """`weight` [out, in] bfloat16, in a multiple of 32; it is copied."""
-        self._multiply, self._norm = library.linear_bf16, library.norm_rows
+        """`weight` [out, in] in the library's type, in a multiple of 32; it is copied."""
+        self._multiply, self._norm = library.linear_numbers, library.norm_rows
         weight, self._bias, self._width = _arranged(weight, bias, gated=gated)
         outputs, self._inputs = weight.shape
         self._groups = -(-outputs // GROUP)
-        self._packed = torch.empty(self._groups * GROUP * self._inputs, dtype=torch.bfloat16)
-        library.pack_bf16(weight.data_ptr(), self._packed.data_ptr(), outputs, self._inputs, 0, self._groups)
+        self._packed = torch.empty(self._groups * GROUP * self._inputs, dtype=library.dtype)
+        library.pack_numbers(weight.data_ptr(), self._packed.data_ptr(), outputs, self._inputs, 0, self._groups)
         self._weights = self._packed.data_ptr(), _pointer(self._bias)
 
     def __call__(self, passage: Passage, x: int, out: int, mode: Mode, norm: Norm | None = None) -> None:
@@ -128,7 +129,7 @@ class Int8Linear:
 
 def input_step(quantization: str) -> int:
     """What the inputs of a layer have to be a multiple of."""
-    return INT8_STEP if quantization == "int8" else BF16_STEP
+    return INT8_STEP if quantization == "int8" else NUMBERS_STEP
 
 
 def _arranged(

@@ -1,7 +1,8 @@
-"""NativeLlama. Owns: the same decoder as engine.models.llama, in bfloat16, on the kernels in C.
+"""NativeLlama. Owns: the same decoder as engine.models.llama, on the kernels in C.
 
 What is one step here is one operation between two places in memory; engine.models.llama says what each means, and is
-what this is tested against. Activations and K/V are bfloat16, sums, norms, rotation and logits float32.
+what this is tested against. Activations and K/V are in the library's type (bfloat16 or float32), sums, norms, rotation
+and logits float32.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch.nn.functional import embedding
 from engine.attention.base import AttentionBackend
 from engine.models.decoder import LayerCache
 from engine.models.llama_config import LlamaConfig
-from engine.models.native_linear import Bf16Linear, Int8Linear, NativeLinear, Norm, Passage, Scratch, input_step
+from engine.models.native_linear import Int8Linear, NativeLinear, Norm, Passage, PlainLinear, Scratch, input_step
 from engine.models.quantized import Quantization
 from engine.models.rope import rope_tables
 from engine.models.weights import LayerWeights, LlamaWeights
-from engine.native.library import ADD_TO_BF16, MOST_DIM, SILU_TO_BF16, TO_BF16, TO_FLOAT, Heads, Library
+from engine.native.library import ADD_TO_NUMBERS, MOST_DIM, SILU_TO_NUMBERS, TO_FLOAT, TO_NUMBERS, Heads, Library
 
 #: Half a head is turned 16 numbers at a time.
 _HEAD_STEP: Final = 32
@@ -64,8 +65,8 @@ class NativeLlama:
     def __init__(
         self, config: LlamaConfig, weights: LlamaWeights, library: Library, *, quantization: Quantization = "none"
     ) -> None:
-        """Takes `weights`, which are bfloat16, apart: each matrix is dropped as soon as it is in its final layout."""
-        linear = Bf16Linear if quantization == "none" else Int8Linear
+        """Takes `weights`, of the library's type, apart: a matrix is dropped once it is in its final layout."""
+        linear = PlainLinear if quantization == "none" else Int8Linear
         self.config = config
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
@@ -124,19 +125,19 @@ class NativeLlama:
         config, scratch = self.config, self._scratch
         heads, dim = config.num_heads, config.head_dim
         count, width = len(token_ids), heads * dim
-        passage = Passage(scratch, count, self._widest)
+        passage = Passage(scratch, count, self._widest, self.dtype)
         hidden = embedding(token_ids, self._embedding)
         hidden_at = hidden.data_ptr()
-        qkv = scratch.rows("qkv", count, width + 2 * config.num_kv_heads * dim, torch.bfloat16)
+        qkv = scratch.rows("qkv", count, width + 2 * config.num_kv_heads * dim, self.dtype)
         qkv_at, q = qkv.data_ptr(), qkv[:, :width].view(count, heads, dim)
-        between = scratch.rows("between", count, config.intermediate_size, torch.bfloat16).data_ptr()
+        between = scratch.rows("between", count, config.intermediate_size, self.dtype).data_ptr()
         # Kernels take one number after the other, whatever steps a caller's view makes.
         positions, out_slots = positions.contiguous(), out_slots.contiguous()
         turn = self._turning(qkv, positions, out_slots)
         turned = ctypes.byref(turn)
         last = len(self._layers) - 1
         for number, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
-            layer.qkv(passage, hidden_at, qkv_at, TO_BF16, layer.attention_norm)
+            layer.qkv(passage, hidden_at, qkv_at, TO_NUMBERS, layer.attention_norm)
             turn.k_slots, turn.v_slots = cache.k_slots.data_ptr(), cache.v_slots.data_ptr()
             if layer.head_norm is not None:
                 turn.head_norm = layer.head_norm.data_ptr()
@@ -148,12 +149,12 @@ class NativeLlama:
             if number == last and rows is not None:
                 # From here on rows no longer meet: carry only those that are wanted.
                 mixed, hidden = mixed.index_select(0, rows), hidden.index_select(0, rows)
-                hidden_at, passage = hidden.data_ptr(), Passage(scratch, len(rows), self._widest)
+                hidden_at, passage = hidden.data_ptr(), Passage(scratch, len(rows), self._widest, self.dtype)
                 # A row may be wanted more than once: there can be more of them than there were.
-                between = scratch.rows("between", len(rows), config.intermediate_size, torch.bfloat16).data_ptr()
-            layer.attention_out(passage, mixed.data_ptr(), hidden_at, ADD_TO_BF16)
-            layer.gate_up(passage, hidden_at, between, SILU_TO_BF16, layer.mlp_norm)
-            layer.down(passage, between, hidden_at, ADD_TO_BF16)
+                between = scratch.rows("between", len(rows), config.intermediate_size, self.dtype).data_ptr()
+            layer.attention_out(passage, mixed.data_ptr(), hidden_at, ADD_TO_NUMBERS)
+            layer.gate_up(passage, hidden_at, between, SILU_TO_NUMBERS, layer.mlp_norm)
+            layer.down(passage, between, hidden_at, ADD_TO_NUMBERS)
         # New memory: an executor may hand logits on while the next step is computed.
         logits = torch.empty(len(hidden), config.vocab_size)
         self._lm_head(passage, hidden_at, logits.data_ptr(), TO_FLOAT, self._final_norm)

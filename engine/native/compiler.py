@@ -32,6 +32,8 @@ _NEEDED: Final = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", 
 _CPU_FACTS: Final = Path("/proc/cpuinfo")
 #: For processors with matrix units that this process may not use.
 _NO_TILES: Final = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+#: See kernels/common.h.
+_FLOAT32: Final = ("-DFLOAT32",)
 #: <asm/unistd_64.h>, <asm/prctl.h>: Linux hands the units' state out on request.
 _ARCH_PRCTL: Final = 158
 _ARCH_REQ_XCOMP_PERM: Final = 0x1023
@@ -50,22 +52,25 @@ class NativeUnavailableError(RuntimeError):
 class Build:
     """A library that is being made, or is there. `wait` gives its path.
 
+    is_float32  they compute in float32, not in bfloat16
     has_tiles   the kernels may use the processor's matrix units (AMX); Library.has_tiles says whether they do
     is_kept     it was made by an earlier process
     """
 
-    def __init__(self, *, tiles: bool = True) -> None:
+    def __init__(self, *, tiles: bool = True, float32: bool = False) -> None:
         """Look for the library, and start a compiler where there is none. Raises NativeUnavailableError.
 
-        tiles   False: without the matrix units even where they are
+        tiles     False: without the matrix units even where they are
+        float32   rows, weights and K/V in float32, of which matrix units know nothing
         """
         facts = processor_flags()
         if lacking := [name for name in _NEEDED if name not in facts]:
             raise NativeUnavailableError(f"this processor has no {', '.join(lacking)}")
-        self.has_tiles = tiles and may_use_tiles()
+        self.is_float32 = float32
+        self.has_tiles = tiles and not float32 and may_use_tiles()
         # A compiler that is older than these units does not know the words for leaving them out either.
         has_to_avoid = not self.has_tiles and "amx_tile" in facts
-        flags = (*_FLAGS, *_NO_TILES) if has_to_avoid else _FLAGS
+        flags = (*_FLAGS, *(_NO_TILES if has_to_avoid else ()), *(_FLOAT32 if float32 else ()))
         sources = sorted(_SOURCES.glob("*.c"))
         try:
             folder = _cache_folder()

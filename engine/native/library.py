@@ -11,17 +11,19 @@ from ctypes import c_float, c_int, c_long, c_void_p
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import torch
+
 from engine.native.compiler import NativeUnavailableError
 
 Mode = Literal[0, 1, 2, 3]
-TO_BF16: Final[Mode] = 0
-ADD_TO_BF16: Final[Mode] = 1
+TO_NUMBERS: Final[Mode] = 0
+ADD_TO_NUMBERS: Final[Mode] = 1
 TO_FLOAT: Final[Mode] = 2
 #: Gate and up side by side come out as silu(gate) * up.
-SILU_TO_BF16: Final[Mode] = 3
+SILU_TO_NUMBERS: Final[Mode] = 3
 #: Columns of a group of packed weights, and inputs per step through it.
 GROUP: Final = 64
-BF16_STEP: Final = 32
+NUMBERS_STEP: Final = 32
 INT8_STEP: Final = 64
 #: Tokens of one step of the softmax, and of the parts that a context is cut into.
 STEP: Final = 64
@@ -69,9 +71,9 @@ class Prefill(ctypes.Structure):
 
 
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
-    "pack_bf16": (c_void_p, c_void_p, c_long, c_long, c_long, c_long),
+    "pack_numbers": (c_void_p, c_void_p, c_long, c_long, c_long, c_long),
     "pack_int8": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_long),
-    "linear_bf16": (*(c_void_p,) * 4, *(c_long,) * 5, c_int, c_int),
+    "linear_numbers": (*(c_void_p,) * 4, *(c_long,) * 5, c_int, c_int),
     "linear_int8": (*(c_void_p,) * 8, *(c_long,) * 5, c_int, c_int),
     "norm_rows": (c_void_p, c_void_p, c_float, c_void_p, c_long, c_long, c_int),
     "quantize_rows": (c_void_p, c_void_p, c_float, *(c_void_p,) * 4, c_long, c_long, c_int),
@@ -82,7 +84,11 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class Library:
-    """The kernels of `path`. `has_tiles`: they use the processor's matrix units, as far as their compiler knew them."""
+    """The kernels of `path`.
+
+    dtype       what their rows, weights and K/V are made of: bfloat16 or float32
+    has_tiles   they use the processor's matrix units, as far as their compiler knew them
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises NativeUnavailableError where the library cannot be loaded."""
@@ -92,11 +98,12 @@ class Library:
                 function = getattr(library, name)
                 function.argtypes, function.restype = arguments, None
             self.has_tiles = bool(library.use_tiles())
+            self.dtype = torch.float32 if library.number_bytes() == 4 else torch.bfloat16
         except (OSError, AttributeError) as error:
             raise NativeUnavailableError(f"{path} cannot be used: {error}") from error
-        self.pack_bf16 = library.pack_bf16
+        self.pack_numbers = library.pack_numbers
         self.pack_int8 = library.pack_int8
-        self.linear_bf16 = library.linear_bf16
+        self.linear_numbers = library.linear_numbers
         self.linear_int8 = library.linear_int8
         self.norm_rows = library.norm_rows
         self.quantize_rows = library.quantize_rows

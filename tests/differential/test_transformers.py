@@ -13,6 +13,7 @@ from engine.executor.manual import ManualDriver
 from engine.executor.torch_executor import TorchExecutor
 from engine.models.packaged import packaged_gguf_path
 from tests.engine.models.gguf_files import gguf_of
+from tests.engine.native.libraries import library
 
 #: transformers and torch warn of their own internals, which nobody here can mend.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -85,8 +86,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_the_family(tmp_path: Path, variant: str) -> None:
     family, settings = VARIANTS[variant]
-    oracle = accuracy.tiny_model(tmp_path, family, **settings)
-    executor = accuracy.executor_for(tmp_path, pages=40)
+    agree(tmp_path, accuracy.tiny_model(tmp_path, family, **settings), kernels="torch")
+
+
+#: Those whose heads fit the kernels in C, when the model is twice as wide.
+FITTING = [name for name, (_, settings) in VARIANTS.items() if settings.get("head_dim", 32) % 32 == 0]
+
+
+@pytest.mark.parametrize("variant", FITTING)
+def test_variants_of_the_family_by_kernels_in_c(tmp_path: Path, variant: str) -> None:
+    library("float32")  # skips where there are none
+    family, settings = VARIANTS[variant]
+    agree(tmp_path, accuracy.tiny_model(tmp_path, family, hidden_size=128, **settings), kernels="native")
+
+
+def agree(path: Path, oracle: Any, *, kernels: str) -> None:
+    """Logits and greedy tokens are the oracle's, of prompts at once and in pieces."""
+    executor = accuracy.executor_for(path, kernels=kernels, pages=40)
     prompts = accuracy.random_prompts(512, count=2, length=50)
     check(accuracy.compare(executor, oracle, prompts, new_tokens=24))
     in_pieces(executor, oracle, prompts)
@@ -149,10 +165,13 @@ def test_a_model_with_other_weights_would_be_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_smollm2_from_gguf_in_chunks_and_company() -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_smollm2_from_gguf_in_chunks_and_company(kernels: str) -> None:
     """The packaged model; its prompts then run again in pieces, mixed with decodes, and must answer the same."""
+    if kernels == "native":
+        library("float32")  # skips where there are none
     oracle = accuracy.smollm2_oracle(packaged_gguf_path())
-    executor = accuracy.executor_for(None, pages=64)
+    executor = accuracy.executor_for(None, kernels=kernels, pages=64)
     prompts = accuracy.random_prompts(49_152, count=2, length=40)
     check(accuracy.compare(executor, oracle, prompts, new_tokens=64))
     executor.kv_cache.fill_(float("nan"))

@@ -10,7 +10,7 @@ static void merge(const Decode *d, long first, long head) {
     const Part *p = d->parts + first;
     long dim = d->dim, step = d->q_heads * (dim + 2);
     const float *from = d->partial + first * step + head * (dim + 2);
-    bf16 *out = d->out + p->row * d->out_stride + head * dim;
+    num *out = d->out + p->row * d->out_stride + head * dim;
     float sums[dim], most = NOTHING, total = 0.0f;
     memset(sums, 0, sizeof sums);
     for (int n = 0; n < p->parts; n++, from += step) {
@@ -24,7 +24,7 @@ static void merge(const Decode *d, long first, long head) {
         total = total * _mm512_cvtss_f32(a) + from[dim + 1] * _mm512_cvtss_f32(b);
     }
     __m512 share = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_set1_ps(total));
-    for (long i = 0; i < dim; i += 16) store_bf16(out + i, _mm512_mul_ps(_mm512_loadu_ps(sums + i), share));
+    for (long i = 0; i < dim; i += 16) store_numbers(out + i, _mm512_mul_ps(_mm512_loadu_ps(sums + i), share));
 }
 
 static void part_task(const void *job, long number, int thread) {

@@ -5,8 +5,8 @@
  * step (FlashAttention, arXiv:2205.14135) within a part of PART tokens; parts put together one after the other
  * (Flash-Decoding). A step or a part of which a row sees nothing leaves its numbers as they are.
  *
- * A score is summed over pairs of dim, a result over pairs of tokens, both from the first pair on, whether a tile does it or
- * VDPBF16PS. With matrix units the bits are others than without.
+ * A score is summed over words of dim (a pair of bfloat16, or one float32), a result over words of tokens, both from the first
+ * on, whether a tile does it or VDPBF16PS. With matrix units the bits are others than without.
  */
 #pragma once
 
@@ -44,29 +44,26 @@ INLINE void transpose(__m512i *r) {
     }
 }
 
-/* Up to 16 rows of q as the second factor of a product: [dim / 32][16 pairs][16 rows]. */
-INLINE void pack_queries(const bf16 *const *rows, int count, long dim, uint32_t (*to)[16][16]) {
-    for (long i = 0; i < dim; i += 32) {
+/* Numbers in 16 words. */
+#define WORDS (16 * PER_WORD)
+
+/* Up to 16 rows of q as the second factor of a product: [dim / WORDS][16 words][16 rows]. */
+INLINE void pack_queries(const num *const *rows, int count, long dim, uint32_t (*to)[16][16]) {
+    for (long i = 0; i < dim; i += WORDS) {
         __m512i r[16];
         for (int c = 0; c < 16; c++) r[c] = c < count ? _mm512_loadu_si512(rows[c] + i) : _mm512_setzero_si512();
         transpose(r);
-        for (int j = 0; j < 16; j++) _mm512_store_si512(to[i / 32][j], r[j]);
+        for (int j = 0; j < 16; j++) _mm512_store_si512(to[i / WORDS][j], r[j]);
     }
-}
-
-/* Two rows of 16 bfloat16, and two registers of 16 float32: as pairs, the first row's numbers in the lower halves. */
-INLINE __m512i pairs_of(__m512 first, __m512 second) {
-    __m256i a = (__m256i)_mm512_cvtneps_pbh(first), b = (__m256i)_mm512_cvtneps_pbh(second);
-    return _mm512_or_si512(_mm512_cvtepu16_epi32(a), _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
 }
 
 /* How much less what was computed so far counts, once `most` is the largest score. */
 INLINE __m512 fading(__m512 before, __m512 most) { return exp_ps(_mm512_sub_ps(before, most)); }
 
-/* One query head of a decode row, one step: scores of STEP tokens, scaled -> weights in bfloat16. `most`, `total` and
+/* One query head of a decode row, one step: scores of STEP tokens, scaled -> weights as numbers. `most`, `total` and
  * `sums` (dim / 16 registers, each `stride` numbers after the one before) are brought to the same scale. */
 INLINE void weigh_step(const __m512 *scores, const __mmask16 *seen, float *most_so_far, float *total, float *sums, long stride,
-                       long dim, bf16 *weights) {
+                       long dim, num *weights) {
     __m512 before = _mm512_set1_ps(*most_so_far), top = _mm512_set1_ps(NOTHING);
     for (int b = 0; b < STEP / 16; b++) top = _mm512_mask_max_ps(top, seen[b], scores[b], top);
     __m512 most = _mm512_max_ps(_mm512_set1_ps(_mm512_reduce_max_ps(top)), before);
@@ -81,7 +78,7 @@ INLINE void weigh_step(const __m512 *scores, const __mmask16 *seen, float *most_
     for (int b = 0; b < STEP / 16; b++) {
         __m512 w = _mm512_maskz_mov_ps(seen[b], exp_ps(_mm512_sub_ps(scores[b], most)));
         totals = b ? _mm512_add_ps(totals, w) : w;
-        _mm256_store_si256((void *)(weights + 16 * b), (__m256i)_mm512_cvtneps_pbh(w));
+        store_numbers(weights + 16 * b, w);
     }
     /* By halves: 16 sums, 8, 4, 2, 1. */
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(totals), _mm512_extractf32x8_ps(totals, 1));

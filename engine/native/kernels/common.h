@@ -1,6 +1,7 @@
-/* What all kernels share: bfloat16 in and out of registers, the exponential, tile settings.
+/* What all kernels share: numbers in and out of registers, the exponential, tile settings.
  *
- * Needs AVX512 with BF16 and VNNI. Files that use tiles ask __AMX_TILE__ themselves.
+ * Needs AVX512 with BF16 and VNNI. Files that use tiles ask __AMX_TILE__ themselves. With FLOAT32 rows, weights and K/V are
+ * float32, else bfloat16; tiles know no float32, so a library has either or.
  */
 #pragma once
 
@@ -10,8 +11,6 @@
 
 #include "pool.h"
 
-typedef uint16_t bf16;
-
 #define EXPORT __attribute__((visibility("default")))
 /* For loops of few turns whose numbers must stay in registers. */
 #define UNROLL _Pragma("GCC unroll 16")
@@ -20,20 +19,31 @@ typedef uint16_t bf16;
 /* Rows of one task, for work of one pass over a row: fewer are not worth another thread. */
 #define TASK_ROWS 8
 
-INLINE __m512 load_bf16(const bf16 *p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16));
+/* What rows, weights and K/V are made of, 16 of them at a time. A product takes PER_WORD of them, 32 bits, at once. */
+#ifdef FLOAT32
+typedef float num;
+#define PER_WORD 1
+INLINE __m512 load_some(const num *p, __mmask16 keep) { return _mm512_maskz_loadu_ps(keep, p); }
+INLINE void store_some(num *p, __mmask16 keep, __m512 v) { _mm512_mask_storeu_ps(p, keep, v); }
+INLINE __m512 load_numbers(const num *p) { return _mm512_loadu_ps(p); }
+INLINE void store_numbers(num *p, __m512 v) { _mm512_storeu_ps(p, v); }
+/* sum + a b. */
+INLINE __m512 add_product(__m512 sum, __m512i a, __m512i b) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
 }
+#else
+typedef uint16_t num;
+#define PER_WORD 2
+INLINE __m512 widened(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
+INLINE __m512 load_some(const num *p, __mmask16 keep) { return widened(_mm256_maskz_loadu_epi16(keep, p)); }
+INLINE void store_some(num *p, __mmask16 keep, __m512 v) { _mm256_mask_storeu_epi16(p, keep, (__m256i)_mm512_cvtneps_pbh(v)); }
+INLINE __m512 load_numbers(const num *p) { return widened(_mm256_loadu_si256((const void *)p)); }
+INLINE void store_numbers(num *p, __m512 v) { _mm256_storeu_si256((void *)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+/* sum + a b, of pairs. */
+INLINE __m512 add_product(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+#endif
 
-INLINE void store_bf16(bf16 *p, __m512 v) { _mm256_storeu_si256((void *)p, (__m256i)_mm512_cvtneps_pbh(v)); }
-
-INLINE float one_bf16(bf16 value) {
-    uint32_t bits = (uint32_t)value << 16;
-    float out;
-    memcpy(&out, &bits, sizeof out);
-    return out;
-}
-
-/* Four bytes sixteen times: a pair of bfloat16, or four of int8, for all columns of a register. */
+/* Four bytes sixteen times: a word of numbers, or four of int8, for all columns of a register. */
 INLINE __m512i spread(const void *p) {
     int four;
     memcpy(&four, p, sizeof four);
@@ -71,9 +81,9 @@ INLINE __mmask16 lanes(long column, long width) {
 }
 
 /* Where a product goes. */
-enum { TO_BF16 = 0, ADD_TO_BF16 = 1, TO_FLOAT = 2, SILU_TO_BF16 = 3 };
+enum { TO_NUMBERS = 0, ADD_TO_NUMBERS = 1, TO_FLOAT = 2, SILU_TO_NUMBERS = 3 };
 
-/* A result of the linear kernels: [rows, stride] of bf16 or float, `width` columns of it. */
+/* A result of the linear kernels: [rows, stride] of numbers or float, `width` columns of it. */
 typedef struct {
     void *out;
     const float *bias; /* of the packed columns, or NULL */
@@ -90,12 +100,9 @@ INLINE void put(const Target *to, long row, long column, __m512 v) {
         _mm512_mask_storeu_ps((float *)to->out + row * to->stride + column, keep, v);
         return;
     }
-    bf16 *out = (bf16 *)to->out + row * to->stride + column;
-    if (to->mode == ADD_TO_BF16) {
-        __m256i base = _mm256_maskz_loadu_epi16(keep, out);
-        v = _mm512_add_ps(v, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(base), 16)));
-    }
-    _mm256_mask_storeu_epi16(out, keep, (__m256i)_mm512_cvtneps_pbh(v));
+    num *out = (num *)to->out + row * to->stride + column;
+    if (to->mode == ADD_TO_NUMBERS) v = _mm512_add_ps(v, load_some(out, keep));
+    store_some(out, keep, v);
 }
 
 /* Gate and up of the same 16 outputs, which packing has put side by side. `column` counts packed gate columns. */
@@ -106,8 +113,8 @@ INLINE void put_gated(const Target *to, long row, long column, __m512 gate, __m5
     }
     long place = column / 2;
     __mmask16 keep = lanes(place, to->width);
-    bf16 *out = (bf16 *)to->out + row * to->stride + place;
-    _mm256_mask_storeu_epi16(out, keep, (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(silu_ps(gate), up)));
+    num *out = (num *)to->out + row * to->stride + place;
+    store_some(out, keep, _mm512_mul_ps(silu_ps(gate), up));
 }
 
 #ifdef __AMX_TILE__

@@ -14,9 +14,9 @@ typedef struct {
 } Part;
 
 typedef struct {
-    const bf16 *q;
-    bf16 *out;
-    const bf16 *k, *v; /* [pages, page_size, kv_heads, dim] */
+    const num *q;
+    num *out;
+    const num *k, *v; /* [pages, page_size, kv_heads, dim] */
     const int32_t *page_ids;
     const Part *parts;
     float *partial; /* [parts, q_heads, dim + 2]: sums, then the largest score and the sum of weights */

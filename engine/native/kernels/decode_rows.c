@@ -9,6 +9,7 @@
 
 #define MOST_HEADS 4
 #define BLOCKS (STEP / 16)
+#define NUMBERS 64 /* of a head, whose sums are in registers at a time */
 
 /* Lines of the next step's K and V are asked for a few at a time, between products, so that they arrive meanwhile: more at
  * once would hold up the core until there is room for them. */
@@ -22,7 +23,7 @@ typedef struct {
 INLINE void fetch_some(Ahead *ahead) {
     for (long i = 0; i < ahead->each; i++) {
         if (ahead->place == ahead->end) return;
-        long at = *ahead->place * (long)sizeof(bf16) + ahead->line;
+        long at = *ahead->place * (long)sizeof(num) + ahead->line;
         _mm_prefetch(ahead->k + at, _MM_HINT_T1);
         _mm_prefetch(ahead->v + at, _MM_HINT_T1);
         ahead->line += 64;
@@ -30,47 +31,48 @@ INLINE void fetch_some(Ahead *ahead) {
     }
 }
 
-/* Times that something is asked for, while 32 numbers of 16 tokens are turned. */
+/* Times that something is asked for, while WORDS numbers of 16 tokens are turned. */
 #define TURN_FETCHES 8
 
 INLINE Ahead ahead_of(const Decode *d, const Span *next) {
-    long dim = d->dim, lines = d->kv_heads * dim * (long)sizeof(bf16), group = d->q_heads / d->kv_heads;
+    long dim = d->dim, lines = d->kv_heads * dim * (long)sizeof(num), group = d->q_heads / d->kv_heads;
     long shares = (group + MOST_HEADS - 1) / MOST_HEADS;
-    long times = d->kv_heads * (dim / 32 * BLOCKS * TURN_FETCHES + shares * (dim / 2 + (dim + 63) / 64 * STEP / 2));
+    long gathers = (dim + NUMBERS - 1) / NUMBERS * STEP / PER_WORD;
+    long times = d->kv_heads * (dim / WORDS * BLOCKS * TURN_FETCHES + shares * (dim / PER_WORD + gathers));
     Ahead ahead = {(const char *)d->k, (const char *)d->v, next->places, next->places + next->count, 0, lines,
                    (STEP * lines / 64 + times - 1) / times};
     return ahead;
 }
 
-/* K of one step and one K/V head, turned: pairs of dim of 16 tokens side by side. */
-typedef __m512i Turned[BLOCKS][MOST_DIM / 2];
+/* K of one step and one K/V head, turned: words of dim of 16 tokens side by side. */
+typedef __m512i Turned[BLOCKS][MOST_DIM / PER_WORD];
 
 static void turn(const Decode *d, const Span *span, long kv, Turned k, Ahead *asked) {
     Ahead ahead = *asked;
     for (long t = 0; t < span->count; t += 16)
-        for (long i = 0; i < d->dim; i += 32) {
+        for (long i = 0; i < d->dim; i += WORDS) {
             __m512i r[16];
             UNROLL for (long j = 0; j < 16; j++)
                 r[j] = t + j < span->count ? _mm512_loadu_si512(d->k + span->places[t + j] + kv * d->dim + i)
                                            : _mm512_setzero_si512();
             transpose(r);
-            UNROLL for (long j = 0; j < 16; j++) k[t / 16][i / 2 + j] = r[j];
+            UNROLL for (long j = 0; j < 16; j++) k[t / 16][i / PER_WORD + j] = r[j];
             for (int n = 0; n < TURN_FETCHES; n++) fetch_some(&ahead);
         }
     *asked = ahead;
 }
 
 /* Scores of `heads` (known to the compiler) query heads, which lie one after the other in q. */
-INLINE void score(const bf16 *q, const Turned k, long dim, float scale, const int heads, __m512 (*scores)[BLOCKS],
+INLINE void score(const num *q, const Turned k, long dim, float scale, const int heads, __m512 (*scores)[BLOCKS],
                   Ahead *asked) {
     Ahead ahead = *asked;
     __m512 sums[MOST_HEADS][BLOCKS];
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int b = 0; b < BLOCKS; b++) sums[h][b] = _mm512_setzero_ps();
-    for (long i = 0; i < dim / 2; i++) {
+    for (long i = 0; i < dim / PER_WORD; i++) {
         UNROLL for (int h = 0; h < heads; h++) {
-            __m512bh pair = (__m512bh)spread(q + h * dim + 2 * i);
-            UNROLL for (int b = 0; b < BLOCKS; b++) sums[h][b] = _mm512_dpbf16_ps(sums[h][b], (__m512bh)k[b][i], pair);
+            __m512i word = spread(q + h * dim + PER_WORD * i);
+            UNROLL for (int b = 0; b < BLOCKS; b++) sums[h][b] = add_product(sums[h][b], k[b][i], word);
         }
         fetch_some(&ahead);
     }
@@ -79,26 +81,34 @@ INLINE void score(const bf16 *q, const Turned k, long dim, float scale, const in
         UNROLL for (int b = 0; b < BLOCKS; b++) scores[h][b] = _mm512_mul_ps(sums[h][b], _mm512_set1_ps(scale));
 }
 
+/* The values of the PER_WORD tokens from `t` on, 32 * `blocks` numbers of each, as words. */
+INLINE void weave(const Span *span, const num *v, long t, const int blocks, __m512i *woven) {
+#ifdef FLOAT32
+    UNROLL for (int b = 0; b < 2 * blocks; b++) woven[b] = _mm512_loadu_si512(v + span->places[t] + 16 * b);
+#else
+    UNROLL for (int b = 0; b < blocks; b++) {
+        __m512i one = _mm512_loadu_si512(v + span->places[t] + 32 * b), two = _mm512_setzero_si512();
+        if (t + 1 < span->count) two = _mm512_loadu_si512(v + span->places[t + 1] + 32 * b);
+        woven[2 * b] = woven_left(one, two);
+        woven[2 * b + 1] = woven_right(one, two);
+    }
+#endif
+}
+
 /* Add the step's values, weighed, to 32 * `blocks` numbers of each of `heads` sums, `stride` apart (the first and the third
  * are known to the compiler). */
-INLINE void gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP], const int heads, const int blocks,
+INLINE void gather(const Span *span, const num *v, const num (*weights)[STEP], const int heads, const int blocks,
                    float *to, long stride, Ahead *asked) {
     Ahead ahead = *asked;
     __m512 sums[MOST_HEADS][4];
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int b = 0; b < 2 * blocks; b++) sums[h][b] = _mm512_loadu_ps(to + h * stride + 16 * b);
-    for (long t = 0; t < span->count; t += 2) {
+    for (long t = 0; t < span->count; t += PER_WORD) {
         __m512i woven[4];
-        UNROLL for (int b = 0; b < blocks; b++) {
-            __m512i one = _mm512_loadu_si512(v + span->places[t] + 32 * b), two = _mm512_setzero_si512();
-            if (t + 1 < span->count) two = _mm512_loadu_si512(v + span->places[t + 1] + 32 * b);
-            woven[2 * b] = woven_left(one, two);
-            woven[2 * b + 1] = woven_right(one, two);
-        }
+        weave(span, v, t, blocks, woven);
         UNROLL for (int h = 0; h < heads; h++) {
-            __m512bh pair = (__m512bh)spread(weights[h] + t);
-            UNROLL for (int b = 0; b < 2 * blocks; b++)
-                sums[h][b] = _mm512_dpbf16_ps(sums[h][b], (__m512bh)woven[b], pair);
+            __m512i word = spread(weights[h] + t);
+            UNROLL for (int b = 0; b < 2 * blocks; b++) sums[h][b] = add_product(sums[h][b], woven[b], word);
         }
         fetch_some(&ahead);
     }
@@ -109,22 +119,22 @@ INLINE void gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP],
 
 /* Functions of their own, so that sums stay in registers. */
 #define HEADS(heads)                                                                                                   \
-    __attribute__((noinline)) static void score_##heads(const bf16 *q, const Turned k, long dim, float scale,          \
+    __attribute__((noinline)) static void score_##heads(const num *q, const Turned k, long dim, float scale,          \
                                                         __m512 (*scores)[BLOCKS], Ahead *ahead) {                      \
         score(q, k, dim, scale, heads, scores, ahead);                                                                 \
     }                                                                                                                  \
-    __attribute__((noinline)) static void gather_##heads(const Span *span, const bf16 *v, const bf16 (*weights)[STEP], \
+    __attribute__((noinline)) static void gather_##heads(const Span *span, const num *v, const num (*weights)[STEP], \
                                                          long dim, float *to, long stride, Ahead *ahead) {             \
         long i = 0;                                                                                                    \
-        for (; i + 64 <= dim; i += 64) gather(span, v + i, weights, heads, 2, to + i, stride, ahead);                  \
+        for (; i + NUMBERS <= dim; i += NUMBERS) gather(span, v + i, weights, heads, 2, to + i, stride, ahead);                  \
         if (i < dim) gather(span, v + i, weights, heads, 1, to + i, stride, ahead);                                    \
     }
 HEADS(1)
 HEADS(2)
 HEADS(3)
 HEADS(4)
-typedef void Score(const bf16 *q, const Turned k, long dim, float scale, __m512 (*scores)[BLOCKS], Ahead *ahead);
-typedef void Gather(const Span *span, const bf16 *v, const bf16 (*weights)[STEP], long dim, float *to, long stride, Ahead *ahead);
+typedef void Score(const num *q, const Turned k, long dim, float scale, __m512 (*scores)[BLOCKS], Ahead *ahead);
+typedef void Gather(const Span *span, const num *v, const num (*weights)[STEP], long dim, float *to, long stride, Ahead *ahead);
 static Score *const score_heads[MOST_HEADS] = {score_1, score_2, score_3, score_4};
 static Gather *const gather_heads[MOST_HEADS] = {gather_1, gather_2, gather_3, gather_4};
 
@@ -132,21 +142,21 @@ static Gather *const gather_heads[MOST_HEADS] = {gather_1, gather_2, gather_3, g
 static void attend_step(const Decode *d, const Part *p, const Span *span, long kv, float *partial, Ahead *ahead) {
     Turned k;
     __m512 scores[MOST_HEADS][BLOCKS];
-    bf16 weights[MOST_HEADS][STEP] __attribute__((aligned(64)));
+    num weights[MOST_HEADS][STEP] __attribute__((aligned(64)));
     __mmask16 seen[BLOCKS];
     long dim = d->dim, stride = dim + 2, group = d->q_heads / d->kv_heads;
     turn(d, span, kv, k, ahead);
     seen_of(span, seen);
     for (long h = 0; h < group; h += MOST_HEADS) {
         long first = kv * group + h, heads = group - h < MOST_HEADS ? group - h : MOST_HEADS;
-        const bf16 *q = d->q + p->row * d->q_stride + first * dim;
+        const num *q = d->q + p->row * d->q_stride + first * dim;
         float *to = partial + first * stride;
-        score_heads[heads - 1](q, (const __m512i(*)[MOST_DIM / 2])k, dim, d->scale, scores, ahead);
+        score_heads[heads - 1](q, (const __m512i(*)[MOST_DIM / PER_WORD])k, dim, d->scale, scores, ahead);
         for (long n = 0; n < heads; n++) {
             float *sums = to + n * stride;
             weigh_step(scores[n], seen, sums + dim, sums + dim + 1, sums, 16, dim, weights[n]);
         }
-        gather_heads[heads - 1](span, d->v + kv * dim, (const bf16(*)[STEP])weights, dim, to, stride, ahead);
+        gather_heads[heads - 1](span, d->v + kv * dim, (const num(*)[STEP])weights, dim, to, stride, ahead);
     }
 }
 

@@ -41,10 +41,10 @@ INLINE void fetch_tokens(Ahead *ahead, long count) {
 
 /* Scores [STEP][16 query heads] of one K/V head. */
 static void score(const Decode *d, const Span *span, long kv, Head *head, float (*scores)[16], Ahead *ahead, long share) {
-    bf16 copy[16 * MOST_DIM] __attribute__((aligned(64)));
+    num copy[16 * MOST_DIM] __attribute__((aligned(64)));
     long dim = d->dim, width = d->kv_heads * dim;
     for (long t = 0; t < span->count; t += 16) {
-        const bf16 *k = d->k + span->places[t] + kv * dim;
+        const num *k = d->k + span->places[t] + kv * dim;
         long stride = width;
         if (!span->tiles) {
             for (long j = 0; j < 16; j++) {
@@ -65,7 +65,7 @@ static void score(const Decode *d, const Span *span, long kv, Head *head, float 
 }
 
 /* Scores -> weights [16 query heads][STEP] in bfloat16; what the part has come to is brought to the same scale. */
-static void soften(const Decode *d, const Span *span, int heads, Head *head, const float (*scores)[16], bf16 (*weights)[STEP]) {
+static void soften(const Decode *d, const Span *span, int heads, Head *head, const float (*scores)[16], num (*weights)[STEP]) {
     const __m512i rows = _mm512_mullo_epi32(
         _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(16));
     __mmask16 seen[STEP / 16];
@@ -81,7 +81,7 @@ static void soften(const Decode *d, const Span *span, int heads, Head *head, con
 }
 
 /* Add the step's values, weighed. */
-static void gather(const Decode *d, const Span *span, long kv, Head *head, const bf16 (*weights)[STEP], Ahead *ahead, long share) {
+static void gather(const Decode *d, const Span *span, long kv, Head *head, const num (*weights)[STEP], Ahead *ahead, long share) {
     uint32_t woven[2][STEP / 2][16] __attribute__((aligned(64)));
     for (long i = 0; i < d->dim; i += 32) {
         for (long t = 0; t < STEP; t += 2) {
@@ -110,10 +110,10 @@ static void attend_some(const Decode *d, const Part *p, long from, long until, f
     long dim = d->dim, group = d->q_heads / d->kv_heads, blocks = (group + 15) / 16, step = dim + 2;
     Head heads[MOST_BLOCKS];
     float scores[STEP][16] __attribute__((aligned(64)));
-    bf16 weights[16][STEP] __attribute__((aligned(64)));
+    num weights[16][STEP] __attribute__((aligned(64)));
     memset(weights, 0, sizeof weights);
     for (long n = from; n < until; n++) {
-        const bf16 *rows[16];
+        const num *rows[16];
         Head *head = &heads[n - from];
         long first = n / blocks * group + n % blocks * 16, count = group - n % blocks * 16;
         if (count > 16) count = 16;
@@ -134,7 +134,7 @@ static void attend_some(const Decode *d, const Part *p, long from, long until, f
             Head *head = &heads[n - from];
             score(d, &span, kv, head, scores, &ahead, share);
             soften(d, &span, count < 16 ? (int)count : 16, head, (const float(*)[16])scores, weights);
-            gather(d, &span, kv, head, (const bf16(*)[STEP])weights, &ahead, share);
+            gather(d, &span, kv, head, (const num(*)[STEP])weights, &ahead, share);
         }
         span = ahead.span;
     }

@@ -52,7 +52,7 @@ INLINE __m512 scaled(__m512i high, __m512i low, float row_scale, const float *co
 
 /* Two blocks of 16 columns of one row. */
 INLINE void put_pair(const Target *to, long row, long column, __m512 left, __m512 right) {
-    if (to->mode == SILU_TO_BF16) {
+    if (to->mode == SILU_TO_NUMBERS) {
         put_gated(to, row, column, left, right);
     } else {
         put(to, row, column, left);

@@ -4,7 +4,8 @@
  * [tokens, columns], so that softmax runs down columns and no register is ever summed across. In what order: attention.h.
  *
  * First K and V of each context are laid out, once for all columns:
- * K [tokens, dim], V [tokens / 32][dim / 16][16 of dim][32 tokens], for each piece and K/V head; beyond a context: zeros.
+ * K [tokens, dim], V [tokens / 32][dim / 16][16 of dim][32 tokens], in float32 V [tokens, dim], for each piece and K/V head;
+ * beyond a context: zeros.
  */
 #include "attention.h"
 
@@ -25,13 +26,13 @@ typedef struct {
 } Item;
 
 typedef struct {
-    const bf16 *q;
-    bf16 *out;
-    const bf16 *k, *v; /* [pages, page_size, kv_heads, dim] */
+    const num *q;
+    num *out;
+    const num *k, *v; /* [pages, page_size, kv_heads, dim] */
     const int32_t *page_ids;
     const Piece *pieces;
     const Item *layouts, *items;
-    bf16 *laid_k, *laid_v;
+    num *laid_k, *laid_v;
     long num_layouts, num_items, q_stride, out_stride; /* strides in elements */
     long page_size, q_heads, kv_heads, dim;
     long window; /* tokens that a row sees, itself included; 0: all */
@@ -40,6 +41,36 @@ typedef struct {
 } Prefill;
 
 INLINE long layout_of(const Prefill *f, const Piece *p, long kv) { return (p->offset * f->kv_heads + kv * p->padded) * f->dim; }
+
+/* The numbers of one K/V head of STEP tokens, one token after the other. */
+INLINE void copy_tokens(const num *from, const long *places, long dim, num *to) {
+    for (long t = 0; t < STEP; t++, to += dim) {
+        if (places[t] < 0)
+            memset(to, 0, (size_t)dim * sizeof *to);
+        else
+            memcpy(to, from + places[t], (size_t)dim * sizeof *to);
+    }
+}
+
+#ifndef FLOAT32
+/* The values of one K/V head of STEP tokens, 32 tokens side by side. */
+INLINE void turn_tokens(const num *from, const long *places, long dim, num *to) {
+    for (long half = 0; half < STEP; half += 32)
+        for (long i = 0; i < dim; i += 16, to += 512) {
+            __m512i pairs[16];
+            for (int j = 0; j < 16; j++) {
+                __m256i two[2];
+                for (int n = 0; n < 2; n++) {
+                    long place = places[half + 2 * j + n];
+                    two[n] = place < 0 ? _mm256_setzero_si256() : _mm256_loadu_si256((const void *)(from + place + i));
+                }
+                pairs[j] = _mm512_or_si512(_mm512_cvtepu16_epi32(two[0]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(two[1]), 16));
+            }
+            transpose(pairs);
+            for (int j = 0; j < 16; j++) _mm512_storeu_si512(to + 32 * j, pairs[j]);
+        }
+}
+#endif
 
 static void lay_out(const void *job, long number, int thread) {
     const Prefill *f = job;
@@ -56,35 +87,19 @@ static void lay_out(const void *job, long number, int thread) {
     }
     for (long kv = 0; kv < f->kv_heads; kv++) {
         long layout = layout_of(f, p, kv) + (long)item->block * STEP * dim;
-        bf16 *k = f->laid_k + layout, *v = f->laid_v + layout;
-        for (long t = 0; t < STEP; t++, k += dim) {
-            if (places[t] < 0)
-                memset(k, 0, (size_t)dim * sizeof *k);
-            else
-                memcpy(k, f->k + places[t] + kv * dim, (size_t)dim * sizeof *k);
-        }
-        for (long half = 0; half < STEP; half += 32)
-            for (long i = 0; i < dim; i += 16, v += 512) {
-                __m512i pairs[16];
-                for (int j = 0; j < 16; j++) {
-                    __m256i two[2];
-                    for (int n = 0; n < 2; n++) {
-                        long place = places[half + 2 * j + n];
-                        two[n] = place < 0 ? _mm256_setzero_si256()
-                                           : _mm256_loadu_si256((const void *)(f->v + place + kv * dim + i));
-                    }
-                    pairs[j] = _mm512_or_si512(_mm512_cvtepu16_epi32(two[0]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(two[1]), 16));
-                }
-                transpose(pairs);
-                for (int j = 0; j < 16; j++) _mm512_storeu_si512(v + 32 * j, pairs[j]);
-            }
+        copy_tokens(f->k + kv * dim, places, dim, f->laid_k + layout);
+#ifdef FLOAT32
+        copy_tokens(f->v + kv * dim, places, dim, f->laid_v + layout);
+#else
+        turn_tokens(f->v + kv * dim, places, dim, f->laid_v + layout);
+#endif
     }
 }
 
 /* 16 columns: where their rows are, what they have seen. */
 typedef struct {
-    const bf16 *q[16];
-    bf16 *out[16];
+    const num *q[16];
+    num *out[16];
     int count;               /* of columns that exist; the others repeat the last */
     __m512i position;        /* of each column's row */
     int32_t lowest, highest; /* position */
@@ -110,9 +125,19 @@ static Tile tile_at(const Prefill *f, const Piece *p, long kv, long column) {
     return tile;
 }
 
-/* Scores [STEP, 16] of tokens from `token` on -> weights as pairs of tokens [STEP / 2, 16, 2], and what was computed so
+/* Weights of PER_WORD tokens as words: of two tokens, the first one's numbers in the lower halves. */
+INLINE __m512i words_of(const __m512 *w) {
+#ifdef FLOAT32
+    return _mm512_castps_si512(w[0]);
+#else
+    __m256i a = (__m256i)_mm512_cvtneps_pbh(w[0]), b = (__m256i)_mm512_cvtneps_pbh(w[1]);
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(a), _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
+#endif
+}
+
+/* Scores [STEP, 16] of tokens from `token` on -> weights as words of tokens [STEP / PER_WORD, 16], and what was computed so
  * far, `sums` [dim, 16], on the same scale. */
-static void soften(Tile *tile, float (*scores)[16], uint32_t (*pairs)[16], float (*sums)[16], const Prefill *f, int32_t token) {
+static void soften(Tile *tile, float (*scores)[16], uint32_t (*words)[16], float (*sums)[16], const Prefill *f, int32_t token) {
     const __m512 scale = _mm512_set1_ps(f->scale), nothing = _mm512_set1_ps(-__builtin_inff());
     __mmask16 seen[STEP];
     int everything = tile->lowest >= token + STEP - 1 && (!f->window || tile->highest - token < f->window);
@@ -137,15 +162,15 @@ static void soften(Tile *tile, float (*scores)[16], uint32_t (*pairs)[16], float
     /* Weights are summed as a decode row sums them, whose registers hold 16 tokens: token j with j + 16, j + 32, j + 48,
      * then the 16 sums by halves. */
     __m512 totals[16];
-    for (int t = 0; t < STEP; t += 2) {
-        __m512 w[2];
-        for (int n = 0; n < 2; n++) {
+    for (int t = 0; t < STEP; t += PER_WORD) {
+        __m512 w[PER_WORD];
+        for (int n = 0; n < PER_WORD; n++) {
             w[n] = exp_ps(_mm512_sub_ps(_mm512_load_ps(scores[t + n]), most));
             if (!everything) w[n] = _mm512_maskz_mov_ps(seen[t + n], w[n]);
             int j = (t + n) % 16;
             totals[j] = t < 16 ? w[n] : _mm512_add_ps(totals[j], w[n]);
         }
-        _mm512_store_si512(pairs[t / 2], pairs_of(w[0], w[1]));
+        _mm512_store_si512(words[t / PER_WORD], words_of(w));
     }
     for (int half = 8; half; half /= 2)
         for (int j = 0; j < half; j++) totals[j] = _mm512_add_ps(totals[j], totals[j + half]);
@@ -173,7 +198,7 @@ static void leave(const Tile *tile, float (*sums)[16], long dim) {
         __m512i rows[16];
         for (int j = 0; j < 16; j++) rows[j] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(sums[i + j]), share));
         transpose(rows);
-        for (int c = 0; c < tile->count; c++) store_bf16(tile->out[c] + i, _mm512_castsi512_ps(rows[c]));
+        for (int c = 0; c < tile->count; c++) store_numbers(tile->out[c] + i, _mm512_castsi512_ps(rows[c]));
     }
 }
 
@@ -181,13 +206,13 @@ static void leave(const Tile *tile, float (*sums)[16], long dim) {
 typedef struct {
     float scores[2][STEP][16];
     float sums[2][MOST_DIM][16], all_sums[2][MOST_DIM][16];
-    uint32_t pairs[2][STEP / 2][16];
-    uint32_t queries[2][MOST_DIM / 32][16][16];
+    uint32_t words[2][STEP / PER_WORD][16];
+    uint32_t queries[2][MOST_DIM / WORDS][16][16];
 } __attribute__((aligned(64))) Columns;
 
 #ifdef __AMX_BF16__
 /* Scores of STEP tokens, whose K is laid out at `k`. */
-INLINE void score(Columns *c, const bf16 *k, long dim, long count) {
+INLINE void score(Columns *c, const num *k, long dim, long count) {
     (void)count;
     for (int t = 0; t < STEP; t += 16, k += 16 * dim) {
         _tile_zero(0);
@@ -205,15 +230,15 @@ INLINE void score(Columns *c, const bf16 *k, long dim, long count) {
 }
 
 /* Add the values of STEP tokens, laid out at `v`, weighed. */
-INLINE void gather(Columns *c, const bf16 *v, long dim, long count) {
+INLINE void gather(Columns *c, const num *v, long dim, long count) {
     (void)count;
     for (long i = 0; i < dim; i += 16, v += 512) {
         _tile_loadd(0, c->sums[0][i], 64);
         _tile_loadd(1, c->sums[1][i], 64);
         for (int half = 0; half < 2; half++) {
             _tile_loadd(4, v + half * 32 * dim, 64);
-            _tile_loadd(6, c->pairs[0][16 * half], 64);
-            _tile_loadd(7, c->pairs[1][16 * half], 64);
+            _tile_loadd(6, c->words[0][16 * half], 64);
+            _tile_loadd(7, c->words[1][16 * half], 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
         }
@@ -225,16 +250,16 @@ INLINE void gather(Columns *c, const bf16 *v, long dim, long count) {
 #define AT_ONCE 8 /* tokens, or numbers of a head, by two registers of columns: their sums stay in registers */
 
 /* Scores of the first `count` tokens of a step, and some more, whose K is laid out at `k`; the others are never looked at. */
-__attribute__((noinline)) static void score(Columns *c, const bf16 *k, long dim, long count) {
-    const __m512bh *left = (const __m512bh *)c->queries[0], *right = (const __m512bh *)c->queries[1];
+__attribute__((noinline)) static void score(Columns *c, const num *k, long dim, long count) {
+    const __m512i *left = (const __m512i *)c->queries[0], *right = (const __m512i *)c->queries[1];
     for (long t = 0; t < count; t += AT_ONCE, k += AT_ONCE * dim) {
         __m512 sums[AT_ONCE][2];
         UNROLL for (int j = 0; j < AT_ONCE; j++) sums[j][0] = sums[j][1] = _mm512_setzero_ps();
-        for (long i = 0; i < dim / 2; i++)
+        for (long i = 0; i < dim / PER_WORD; i++)
             UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                __m512bh pair = (__m512bh)spread(k + j * dim + 2 * i);
-                sums[j][0] = _mm512_dpbf16_ps(sums[j][0], pair, left[i]);
-                sums[j][1] = _mm512_dpbf16_ps(sums[j][1], pair, right[i]);
+                __m512i word = spread(k + j * dim + PER_WORD * i);
+                sums[j][0] = add_product(sums[j][0], word, left[i]);
+                sums[j][1] = add_product(sums[j][1], word, right[i]);
             }
         UNROLL for (int j = 0; j < AT_ONCE; j++)
             for (int h = 0; h < 2; h++) _mm512_store_ps(c->scores[h][t + j], sums[j][h]);
@@ -242,18 +267,24 @@ __attribute__((noinline)) static void score(Columns *c, const bf16 *k, long dim,
 }
 
 /* Add the values of the first `count` tokens of a step, laid out at `v`, weighed. */
-__attribute__((noinline)) static void gather(Columns *c, const bf16 *v, long dim, long count) {
-    const __m512bh *left = (const __m512bh *)c->pairs[0], *right = (const __m512bh *)c->pairs[1];
+__attribute__((noinline)) static void gather(Columns *c, const num *v, long dim, long count) {
+    const __m512i *left = (const __m512i *)c->words[0], *right = (const __m512i *)c->words[1];
     for (long i = 0; i < dim; i += AT_ONCE) {
         __m512 sums[AT_ONCE][2];
         UNROLL for (int j = 0; j < AT_ONCE; j++)
             for (int h = 0; h < 2; h++) sums[j][h] = _mm512_load_ps(c->sums[h][i + j]);
-        for (long t = 0; t < count; t += 2) {
-            const bf16 *at = v + t / 32 * 32 * dim + i * 32 + t % 32;
+        for (long t = 0; t < count; t += PER_WORD) {
+#ifdef FLOAT32
+            const num *at = v + t * dim + i;
+            const long step = 1;
+#else
+            const num *at = v + t / 32 * 32 * dim + i * 32 + t % 32;
+            const long step = 32;
+#endif
             UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                __m512bh pair = (__m512bh)spread(at + 32 * j);
-                sums[j][0] = _mm512_dpbf16_ps(sums[j][0], pair, left[t / 2]);
-                sums[j][1] = _mm512_dpbf16_ps(sums[j][1], pair, right[t / 2]);
+                __m512i word = spread(at + step * j);
+                sums[j][0] = add_product(sums[j][0], word, left[t / PER_WORD]);
+                sums[j][1] = add_product(sums[j][1], word, right[t / PER_WORD]);
             }
         }
         UNROLL for (int j = 0; j < AT_ONCE; j++)
@@ -286,7 +317,7 @@ static void compute(const void *job, long number, int thread) {
     for (; token < end; token += STEP) {
         long at = layout + (token - p->first) * dim, count = end - token < STEP ? end - token : STEP;
         score(&c, f->laid_k + at, dim, count);
-        for (int h = 0; h < 2; h++) soften(&tiles[h], c.scores[h], c.pairs[h], c.sums[h], f, (int32_t)token);
+        for (int h = 0; h < 2; h++) soften(&tiles[h], c.scores[h], c.words[h], c.sums[h], f, (int32_t)token);
         gather(&c, f->laid_v + at, dim, count);
         if ((token + STEP) % PART == 0 || token + STEP >= end)
             for (int h = 0; h < 2; h++) finish_part(&tiles[h], &all[h], c.sums[h], c.all_sums[h], dim);
@@ -308,3 +339,6 @@ EXPORT int use_tiles(void) {
     return 0;
 #endif
 }
+
+/* Bytes of what rows, weights and K/V are made of: 4 of float32, 2 of bfloat16. */
+EXPORT int number_bytes(void) { return (int)sizeof(num); }

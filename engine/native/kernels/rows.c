@@ -2,17 +2,17 @@
 #include "common.h"
 
 /* What RMS norm multiplies x [width] by. Four sums at a time, which do not wait for each other. */
-INLINE float mean_square_scale(const bf16 *x, long width, float eps) {
+INLINE float mean_square_scale(const num *x, long width, float eps) {
     __m512 sums[4];
     for (int j = 0; j < 4; j++) sums[j] = _mm512_setzero_ps();
     long i = 0;
     for (; i + 64 <= width; i += 64)
         for (int j = 0; j < 4; j++) {
-            __m512 v = load_bf16(x + i + 16 * j);
+            __m512 v = load_numbers(x + i + 16 * j);
             sums[j] = _mm512_fmadd_ps(v, v, sums[j]);
         }
     for (; i < width; i += 16) {
-        __m512 v = load_bf16(x + i);
+        __m512 v = load_numbers(x + i);
         sums[0] = _mm512_fmadd_ps(v, v, sums[0]);
     }
     __m512 all = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
@@ -20,8 +20,8 @@ INLINE float mean_square_scale(const bf16 *x, long width, float eps) {
 }
 
 /* 16 numbers of a row, as they go into a product: normed where `weight` is given. */
-INLINE __m512 entering(const bf16 *x, __m512 scale, const float *weight, long i) {
-    __m512 v = load_bf16(x + i);
+INLINE __m512 entering(const num *x, __m512 scale, const float *weight, long i) {
+    __m512 v = load_numbers(x + i);
     return weight ? _mm512_mul_ps(_mm512_mul_ps(v, scale), _mm512_loadu_ps(weight + i)) : v;
 }
 
@@ -34,9 +34,9 @@ INLINE long row_tasks(long rows) { return (rows + TASK_ROWS - 1) / TASK_ROWS; }
          row < end; row++)
 
 typedef struct {
-    const bf16 *x;
+    const num *x;
     const float *weight;
-    bf16 *out;
+    num *out;
     long rows, width;
     float eps;
 } Norming;
@@ -45,21 +45,21 @@ static void norm_task(const void *job, long task, int thread) {
     const Norming *n = job;
     (void)thread;
     ROWS_OF(task, n->rows) {
-        const bf16 *in = n->x + row * n->width;
+        const num *in = n->x + row * n->width;
         __m512 scale = _mm512_set1_ps(mean_square_scale(in, n->width, n->eps));
         for (long i = 0; i < n->width; i += 16)
-            store_bf16(n->out + row * n->width + i, entering(in, scale, n->weight, i));
+            store_numbers(n->out + row * n->width + i, entering(in, scale, n->weight, i));
     }
 }
 
 /* RMS norm of x [rows, width] times weight [width] -> out. width: a multiple of 16. */
-EXPORT void norm_rows(const bf16 *x, const float *weight, float eps, bf16 *out, long rows, long width, int threads) {
+EXPORT void norm_rows(const num *x, const float *weight, float eps, num *out, long rows, long width, int threads) {
     Norming norming = {x, weight, out, rows, width, eps};
     run_tasks(norm_task, &norming, row_tasks(rows), threads);
 }
 
 /* A row to float32. Returns its largest number without sign, NaN where one is NaN. */
-INLINE float widen(const bf16 *x, __m512 scale, const float *weight, float *wide, long width) {
+INLINE float widen(const num *x, __m512 scale, const float *weight, float *wide, long width) {
     __m512 most[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     __mmask16 unordered = 0;
     for (long i = 0; i < width; i += 32)
@@ -99,7 +99,7 @@ INLINE float quantize(const float *x, float largest, int8_t *high, int8_t *low, 
 }
 
 typedef struct {
-    const bf16 *x;
+    const num *x;
     const float *weight;
     int8_t *high, *low;
     float *scales, *scratch;
@@ -112,7 +112,7 @@ static void quantize_task(const void *job, long task, int thread) {
     long width = q->width;
     float *wide = q->scratch + thread * width;
     ROWS_OF(task, q->rows) {
-        const bf16 *in = q->x + row * width;
+        const num *in = q->x + row * width;
         __m512 scale = _mm512_set1_ps(q->weight ? mean_square_scale(in, width, q->eps) : 1.0f);
         float largest = widen(in, scale, q->weight, wide, width);
         q->scales[row] = quantize(wide, largest, q->high + row * width, q->low + row * width, width);
@@ -121,7 +121,7 @@ static void quantize_task(const void *job, long task, int thread) {
 
 /* x [rows, width], after an RMS norm where `weight` is given -> high, low [rows, width], scales [rows].
  * `scratch` holds threads * width floats. */
-EXPORT void quantize_rows(const bf16 *x, const float *weight, float eps, int8_t *high, int8_t *low, float *scales,
+EXPORT void quantize_rows(const num *x, const float *weight, float eps, int8_t *high, int8_t *low, float *scales,
                           float *scratch, long rows, long width, int threads) {
     Quantizing quantizing = {x, weight, high, low, scales, scratch, rows, width, eps};
     run_tasks(quantize_task, &quantizing, row_tasks(rows), threads);
@@ -129,8 +129,8 @@ EXPORT void quantize_rows(const bf16 *x, const float *weight, float eps, int8_t 
 
 /* Heads of one step's rows, and where their K/V go. */
 typedef struct {
-    bf16 *qkv; /* [rows, (q_heads + 2 kv_heads) dim] */
-    bf16 *k_slots, *v_slots; /* [slots, kv_heads, dim] */
+    num *qkv; /* [rows, (q_heads + 2 kv_heads) dim] */
+    num *k_slots, *v_slots; /* [slots, kv_heads, dim] */
     const int64_t *slots, *positions; /* [rows] */
     const float *cos, *sin; /* [positions, dim / 2] */
     const float *head_norm; /* [q_heads + kv_heads, dim] or NULL */
@@ -145,24 +145,24 @@ static void heads_task(const void *job, long task, int thread) {
     long dim = h->dim, half = dim / 2, turned = h->q_heads + h->kv_heads;
     long stride = (turned + h->kv_heads) * dim, kv_width = h->kv_heads * dim;
     ROWS_OF(task, h->rows) {
-        bf16 *in = h->qkv + row * stride, *k_out = h->k_slots + h->slots[row] * kv_width;
+        num *in = h->qkv + row * stride, *k_out = h->k_slots + h->slots[row] * kv_width;
         const float *cos = h->cos + h->positions[row] * half, *sin = h->sin + h->positions[row] * half;
         for (long head = 0; head < turned; head++) {
-            bf16 *x = in + head * dim, *out = head < h->q_heads ? x : k_out + (head - h->q_heads) * dim;
+            num *x = in + head * dim, *out = head < h->q_heads ? x : k_out + (head - h->q_heads) * dim;
             const float *weight = h->head_norm ? h->head_norm + head * dim : NULL;
             __m512 scale = _mm512_set1_ps(weight ? mean_square_scale(x, dim, h->eps) : 1.0f);
             for (long i = 0; i < half; i += 16) {
-                __m512 a = load_bf16(x + i), b = load_bf16(x + half + i);
+                __m512 a = load_numbers(x + i), b = load_numbers(x + half + i);
                 if (weight) {
                     a = _mm512_mul_ps(_mm512_mul_ps(a, scale), _mm512_loadu_ps(weight + i));
                     b = _mm512_mul_ps(_mm512_mul_ps(b, scale), _mm512_loadu_ps(weight + half + i));
                 }
                 __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
-                store_bf16(out + i, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
-                store_bf16(out + half + i, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
+                store_numbers(out + i, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
+                store_numbers(out + half + i, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
             }
         }
-        memcpy(h->v_slots + h->slots[row] * kv_width, in + turned * dim, (size_t)kv_width * sizeof(bf16));
+        memcpy(h->v_slots + h->slots[row] * kv_width, in + turned * dim, (size_t)kv_width * sizeof(num));
     }
 }
 

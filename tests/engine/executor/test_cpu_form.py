@@ -30,6 +30,9 @@ def form(**settings: Any) -> CpuForm:
         ({"dtype": "bfloat16"}, torch.bfloat16, "none"),
         ({"quantization": "none"}, torch.bfloat16, "none"),
         ({"quantization": "int8", "dtype": "bfloat16"}, torch.bfloat16, "int8"),
+        ({"dtype": "float32"}, torch.float32, "none"),
+        ({"dtype": "float32", "kernels": "native"}, torch.float32, "none"),
+        ({"dtype": "float32", "quantization": "int8"}, torch.float32, "int8"),
     ],
 )
 def test_kernels_in_c_where_they_can_be(settings: dict[str, Any], dtype: torch.dtype, quantization: str) -> None:
@@ -37,12 +40,13 @@ def test_kernels_in_c_where_they_can_be(settings: dict[str, Any], dtype: torch.d
     got = form(**settings)
     assert (got.dtype, got.quantization, got.why) == (dtype, quantization, "")
     assert got.library is not None
+    assert got.library.dtype is dtype
 
 
 @pytest.mark.parametrize(
     ("settings", "quantization"),
     [
-        ({"dtype": "float32"}, "none"),
+        ({"kernels": "torch", "dtype": "float32"}, "none"),
         ({"kernels": "torch"}, "none"),
         ({"attention_backend": "reference"}, "none"),
         ({"quantization": "int8-fast"}, "int8-fast"),
@@ -57,7 +61,7 @@ def test_torch_where_it_is_asked_for_and_nobody_has_to_be_told(settings: dict[st
 
 @pytest.fixture
 def unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build() -> None:
+    def build(**_: Any) -> None:
         raise NativeUnavailableError("there is no C compiler")
 
     monkeypatch.setattr(cpu_form, "Build", build)
@@ -97,6 +101,9 @@ def test_a_compiler_that_fails_later_is_no_less_told(monkeypatch: pytest.MonkeyP
     class Failing:
         has_tiles = True
 
+        def __init__(self, **_: Any) -> None:
+            """Begun."""
+
         def wait(self) -> None:
             raise NativeUnavailableError("the C compiler failed: no space left")
 
@@ -109,7 +116,6 @@ def test_a_compiler_that_fails_later_is_no_less_told(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dtype": "float32"}, "executor.dtype=float32: use bfloat16"),
         ({"quantization": "int8-fast"}, "executor.quantization=int8-fast: use int8"),
         ({"attention_backend": "reference"}, "executor.attention_backend=reference: use cpu"),
     ],

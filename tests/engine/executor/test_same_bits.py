@@ -16,7 +16,7 @@ from engine.llm_engine import EngineRequest, LLMEngine
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepKind
 from tests.engine.models.test_native_llama import SMALL, native
-from tests.engine.native.libraries import BOTH, library
+from tests.engine.native.libraries import EACH, Kernels, library
 
 GREEDY = SamplingParams(max_new_tokens=80, temperature=0.0, min_new_tokens=80)
 DRAWN = SamplingParams(max_new_tokens=80, temperature=1.0, top_p=0.95, seed=5, min_new_tokens=80)
@@ -65,15 +65,15 @@ def answers(executor: TorchExecutor, config: EngineConfig) -> tuple[dict[str, li
     return got, [event for event in sink.events if isinstance(event, StepPlanned)]
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_tokens_depend_on_nothing_but_their_request(tiles: bool, quantization: Any) -> None:
+def test_tokens_depend_on_nothing_but_their_request(kernels: Kernels, quantization: Any) -> None:
     found: dict[str, dict[str, list[int]]] = {}
     for name in SETTINGS:
         config = config_of(name)
         executor = native(
             SMALL,
-            tiles=tiles,
+            kernels=kernels,
             quantization=quantization,
             page_size=config.cache.page_size,
             num_pages=config.cache.num_pages or 0,

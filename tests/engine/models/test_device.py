@@ -102,10 +102,9 @@ def test_moving_keeps_tied_embeddings_one_tensor_and_absent_biases_absent() -> N
     assert weights.layers[0].qkv_bias is None
 
 
-@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layouts_made_for_a_cpu_stay_on_the_cpu(wide: bool, dtype: torch.dtype) -> None:
-    assert Linear(torch.empty(8, 4, dtype=dtype, device=META), wide=wide).layout == "stored"
+def test_layouts_made_for_a_cpu_stay_on_the_cpu(dtype: torch.dtype) -> None:
+    assert Linear(torch.empty(8, 4, dtype=dtype, device=META)).layout == "stored"
 
 
 def test_weights_of_an_untied_head_move_too() -> None:

@@ -11,53 +11,48 @@ from engine.models.linear import Fill, Linear
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 
 
-@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 7, 33])
-def test_product_equals_float64(dtype: torch.dtype, wide: bool, rows: int) -> None:
+def test_product_equals_float64(dtype: torch.dtype, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(40, 24, generator=generator).to(dtype)
     x = torch.randn(rows, 24, generator=generator).to(dtype)
     base = torch.randn(rows, 40, generator=generator).to(dtype)
-    layer = Linear(weight, wide=wide)
+    layer = Linear(weight)
     want = x.double() @ weight.double().T
     assert torch.allclose(layer(x).double(), want, atol=TOLERANCE[dtype])
     added = layer.add_to(base.clone(), x)
     assert torch.allclose(added.double(), want + base.double(), atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_bias_is_added_in_every_layout(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wide: bool, packing: bool
-) -> None:
+def test_a_bias_is_added_in_every_layout(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, packing: bool) -> None:
     if not packing:
         monkeypatch.setattr(linear, "_pack", lambda _: None)
     generator = torch.Generator().manual_seed(1)
     weight, bias, x, base = (
         torch.randn(*shape, generator=generator).to(dtype) for shape in ((40, 24), (40,), (3, 24), (3, 40))
     )
-    layer = Linear(weight, bias, wide=wide)
+    layer = Linear(weight, bias)
     want = x.double() @ weight.double().T + bias.double()
     assert torch.allclose(layer(x).double(), want, atol=TOLERANCE[dtype])
     assert torch.allclose(layer.add_to(base.clone(), x).double(), want + base.double(), atol=TOLERANCE[dtype])
 
 
-def test_layouts_are_chosen_by_type_and_width() -> None:
-    assert Linear(torch.ones(8, 4)).layout == "transposed"
-    if linear._pack(torch.ones(8, 4)) is not None:
-        assert Linear(torch.ones(8, 4), wide=True).layout == "packed"
-        assert Linear(torch.ones(8, 4, dtype=torch.bfloat16)).layout == "packed"
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matrices_are_packed_where_they_can_be(dtype: torch.dtype) -> None:
+    is_packed = linear._pack(torch.ones(8, 4, dtype=dtype)) is not None
+    assert (Linear(torch.ones(8, 4, dtype=dtype)).layout == "packed") == is_packed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_without_packing_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """A torch build that offers no packing still multiplies."""
     weight, x = torch.randn(16, 8).to(dtype), torch.randn(3, 8).to(dtype)
-    packed = Linear(weight, wide=True)(x)
+    packed = Linear(weight)(x)
     monkeypatch.setattr(linear, "_pack", lambda _: None)
-    plain = Linear(weight, wide=True)
+    plain = Linear(weight)
     assert plain.layout == ("transposed" if dtype is torch.float32 else "stored")
     assert torch.allclose(packed.float(), plain(x).float(), atol=TOLERANCE[dtype])
     assert torch.allclose(plain.add_to(torch.zeros_like(packed), x).float(), plain(x).float(), atol=1e-2)

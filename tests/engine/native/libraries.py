@@ -1,33 +1,44 @@
-"""The compiled kernels, for tests. Owns: one library with and one without matrix units, made once."""
+"""The compiled kernels, for tests. Owns: one library of each build, made once."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Final, Literal
 
 import pytest
+import torch
 
 from engine.native.compiler import Build, NativeUnavailableError, may_use_tiles
 from engine.native.library import Library
 
-#: Both sets of kernels, where this processor has them.
-BOTH = pytest.mark.parametrize("tiles", [True, False], ids=["tiles", "no tiles"])
+#: bfloat16 with matrix units, bfloat16 without, float32.
+Kernels = Literal["tiles", "no tiles", "float32"]
+ALL: Final[tuple[Kernels, ...]] = ("tiles", "no tiles", "float32")
+#: All of them, where this processor has them.
+EACH = pytest.mark.parametrize("kernels", ALL)
+#: What they compute in.
+DTYPE: Final[dict[Kernels, torch.dtype]] = {
+    "tiles": torch.bfloat16,
+    "no tiles": torch.bfloat16,
+    "float32": torch.float32,
+}
 
 
 @cache
-def _made(tiles: bool) -> Library | str:
+def _made(kernels: Kernels) -> Library | str:
     try:
-        return Library(Build(tiles=tiles).wait())
+        return Library(Build(tiles=kernels == "tiles", float32=kernels == "float32").wait())
     except NativeUnavailableError as error:
         return str(error)
 
 
-def library(tiles: bool | None = None) -> Library:
+def library(kernels: Kernels | None = None) -> Library:
     """The kernels; skips the test where there can be none, or none with matrix units. None: as the engine has them."""
-    if tiles is None:
-        tiles = may_use_tiles()
-    made = _made(tiles)
+    if kernels is None:
+        kernels = "tiles" if may_use_tiles() else "no tiles"
+    made = _made(kernels)
     if isinstance(made, str):
         pytest.skip(made)  # it says what is missing: a compiler, or what the processor lacks
-    if tiles and not made.has_tiles:
+    if kernels == "tiles" and not made.has_tiles:
         pytest.skip("this processor has no matrix units")
     return made

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.native import compiler
 from engine.native.compiler import Build, NativeUnavailableError
@@ -19,7 +20,7 @@ from tests.engine.native.libraries import library
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of its own, on a processor that has what it takes."""
-    library(tiles=False)  # skips where it does not
+    library("no tiles")  # skips where it does not
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     return tmp_path / "admitscope"
@@ -53,6 +54,14 @@ def test_with_and_without_matrix_units_are_two_libraries() -> None:
     with_tiles, without = Build(), Build(tiles=False)
     assert (with_tiles.has_tiles, without.has_tiles) == (True, False)
     assert with_tiles.wait() != without.wait()
+
+
+def test_float32_is_a_library_of_its_own_without_matrix_units() -> None:
+    float32, bfloat16 = Build(float32=True), Build()
+    assert (float32.is_float32, float32.has_tiles) == (True, False)
+    made = Library(float32.wait())
+    assert (made.dtype, made.has_tiles) == (torch.float32, False)
+    assert Library(bfloat16.wait()).dtype is torch.bfloat16
 
 
 def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -291,13 +300,20 @@ def test_a_library_that_another_process_removes_after_it_was_found_is_made_anew(
     assert Library(Build().wait())
 
 
-@pytest.mark.parametrize("processor", ["sapphirerapids", "cooperlake"], ids=["matrix units", "none"])
-def test_the_sources_are_free_of_warnings_for_processors_that_are_not_here(processor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("processor", "wanted"),
+    [("sapphirerapids", ()), ("cooperlake", ()), ("sapphirerapids", (*compiler._NO_TILES, *compiler._FLOAT32))],
+    ids=["matrix units", "none", "float32"],
+)
+def test_the_sources_are_free_of_warnings_for_processors_that_are_not_here(
+    processor: str, wanted: tuple[str, ...], tmp_path: Path
+) -> None:
     """Whoever changes them on one kind of processor cannot run the other half."""
     named = compiler._compiler()
     assert named is not None
     flags = [flag for flag in compiler._FLAGS if flag != "-march=native"]
-    to_compile = [*named, *flags, f"-march={processor}", "-Wall", "-Wextra", "-Werror", "-o", str(tmp_path / "made.so")]
+    strict = ["-Wall", "-Wextra", "-Werror", *wanted]
+    to_compile = [*named, *flags, f"-march={processor}", *strict, "-o", str(tmp_path / "made.so")]
 
     def compile_(*sources: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*to_compile, *map(str, sources)], capture_output=True, text=True, check=False)

@@ -1,31 +1,31 @@
-/* y = x Wᵀ in bfloat16 with float32 sums.
+/* y = x Wᵀ in bfloat16 or float32, with float32 sums.
  *
  * A sum runs over the inputs in the same order whatever the number of rows and threads: a row has the same bits alone
  * and in company. With tiles (AMX) even one row is bound by reading weights; without them
- * the dot products of AVX512-BF16 take them in another order of memory.
+ * products of words (a pair of bfloat16, or one float32) take them in another order of memory.
  *
  * Packed for tiles: [groups of 64 columns][inputs / 32][4 blocks][16 pairs of inputs][16 columns][2];
- * else: [groups of 64 columns][2][inputs / 2][32 columns][2].
+ * else: [groups of 64 columns][2][words of inputs][32 columns][PER_WORD].
  */
 #include "passes.h"
 
-/* Where the inputs 2 * `pair` and the one after it of a group's `column` are, in pairs. */
-INLINE long place_of(long inputs, long pair, long column) {
+/* Where a group's `column` has the PER_WORD inputs of `word`, in words. */
+INLINE long place_of(long inputs, long word, long column) {
 #ifdef __AMX_BF16__
     (void)inputs;
-    return pair / 16 * 1024 + column / 16 * 256 + pair % 16 * 16 + column % 16;
+    return word / 16 * 1024 + column / 16 * 256 + word % 16 * 16 + column % 16;
 #else
-    return column / HALF * HALF * inputs / 2 + pair * HALF + column % HALF;
+    return column / HALF * HALF * (inputs / PER_WORD) + word * HALF + column % HALF;
 #endif
 }
 
-EXPORT void pack_bf16(const bf16 *w, bf16 *packed, long outputs, long inputs, long first_group, long end_group) {
+EXPORT void pack_numbers(const num *w, num *packed, long outputs, long inputs, long first_group, long end_group) {
     for (long n = first_group * GROUP; n < end_group * GROUP; n++) {
         uint32_t *group = (uint32_t *)(packed + n / GROUP * GROUP * inputs);
-        for (long pair = 0; pair < inputs / 2; pair++) {
-            uint32_t two = 0;
-            if (n < outputs) memcpy(&two, w + n * inputs + 2 * pair, sizeof two);
-            group[place_of(inputs, pair, n % GROUP)] = two;
+        for (long word = 0; word < inputs / PER_WORD; word++) {
+            uint32_t numbers = 0;
+            if (n < outputs) memcpy(&numbers, w + n * inputs + PER_WORD * word, sizeof numbers);
+            group[place_of(inputs, word, n % GROUP)] = numbers;
         }
     }
 }
@@ -42,8 +42,8 @@ INLINE void unload(Sums t) {
 }
 
 /* `rows` (at most 16) by the 64 columns of a group: weights come once, one after the other. */
-static void few(const bf16 *x, const bf16 *w, long row, int rows, long inputs, long column, const Target *to, Sums t) {
-    const bf16 *a = x + row * inputs;
+static void few(const num *x, const num *w, long row, int rows, long inputs, long column, const Target *to, Sums t) {
+    const num *a = x + row * inputs;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -61,7 +61,7 @@ static void few(const bf16 *x, const bf16 *w, long row, int rows, long inputs, l
     }
     unload(t);
     for (int i = 0; i < rows; i++) {
-        if (to->mode == SILU_TO_BF16) {
+        if (to->mode == SILU_TO_NUMBERS) {
             put_gated(to, row + i, column, _mm512_load_ps(t[0][i]), _mm512_load_ps(t[1][i]));
             put_gated(to, row + i, column + 32, _mm512_load_ps(t[2][i]), _mm512_load_ps(t[3][i]));
         } else {
@@ -71,8 +71,8 @@ static void few(const bf16 *x, const bf16 *w, long row, int rows, long inputs, l
 }
 
 /* 16 + `lower` rows by 32 columns: two by two tiles. */
-static void many(const bf16 *x, const bf16 *w, long row, int lower, long inputs, long column, const Target *to, Sums t) {
-    const bf16 *a = x + row * inputs;
+static void many(const num *x, const num *w, long row, int lower, long inputs, long column, const Target *to, Sums t) {
+    const num *a = x + row * inputs;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -92,7 +92,7 @@ static void many(const bf16 *x, const bf16 *w, long row, int lower, long inputs,
         for (int i = 0; i < (half ? lower : 16); i++) {
             __m512 left = _mm512_load_ps(t[2 * half][i]), right = _mm512_load_ps(t[2 * half + 1][i]);
             long to_row = row + 16 * half + i;
-            if (to->mode == SILU_TO_BF16) {
+            if (to->mode == SILU_TO_NUMBERS) {
                 put_gated(to, to_row, column, left, right);
             } else {
                 put(to, to_row, column, left);
@@ -101,7 +101,7 @@ static void many(const bf16 *x, const bf16 *w, long row, int lower, long inputs,
         }
 }
 
-static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Target *to) {
+static void run(const num *x, const num *w, long inputs, Task task, const Target *to) {
     Sums t;
     long column = task.group * GROUP;
     w += task.group * (inputs / 32) * 2048;
@@ -129,26 +129,26 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
 typedef __m512 Sums[MOST_ROWS][2];
 
 /* `rows` (known to the compiler) by HALF columns. Sums stay in registers only while nothing else is done in a function. */
-INLINE void multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, const int rows, Sums to) {
+INLINE void multiply(const num *x, const num *w, long inputs, Coming coming, const int rows, Sums to) {
     __m512 sums[MOST_ROWS][2];
     UNROLL for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
-    for (long step = 0; step < inputs; step += 32) {
+    for (long step = 0; step < inputs; step += 16 * PER_WORD) {
         fetch_some(&coming);
-        for (long k = step; k < step + 32; k += 2, w += 2 * HALF) {
-            __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + 32);
+        for (long k = step; k < step + 16 * PER_WORD; k += PER_WORD, w += PER_WORD * HALF) {
+            __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 16 * PER_WORD);
             UNROLL for (int i = 0; i < rows; i++) {
-                __m512bh pair = (__m512bh)spread(x + i * inputs + k);
-                sums[i][0] = _mm512_dpbf16_ps(sums[i][0], pair, left);
-                sums[i][1] = _mm512_dpbf16_ps(sums[i][1], pair, right);
+                __m512i word = spread(x + i * inputs + k);
+                sums[i][0] = add_product(sums[i][0], word, left);
+                sums[i][1] = add_product(sums[i][1], word, right);
             }
         }
     }
     UNROLL for (int i = 0; i < rows; i++) to[i][0] = sums[i][0], to[i][1] = sums[i][1];
 }
 
-typedef void Multiply(const bf16 *x, const bf16 *w, long inputs, Coming coming, Sums to);
+typedef void Multiply(const num *x, const num *w, long inputs, Coming coming, Sums to);
 #define MULTIPLY(rows)                                                                                                         \
-    __attribute__((noinline)) static void multiply_##rows(const bf16 *x, const bf16 *w, long inputs, Coming coming, Sums to) { \
+    __attribute__((noinline)) static void multiply_##rows(const num *x, const num *w, long inputs, Coming coming, Sums to) { \
         multiply(x, w, inputs, coming, rows, to);                                                                              \
     }
 MULTIPLY(1)
@@ -166,7 +166,7 @@ MULTIPLY(12)
 static Multiply *const multiply_rows[MOST_ROWS] = {multiply_1, multiply_2, multiply_3, multiply_4,  multiply_5,  multiply_6,
                                                    multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12};
 
-static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Target *to) {
+static void run(const num *x, const num *w, long inputs, Task task, const Target *to) {
     Sums sums;
     long all = task.end - task.first, column = task.group * HALF;
     Passes passes = passes_of(all, MOST_ROWS);
@@ -175,7 +175,7 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
         long row = task.first + first_of(&passes, n, all), end = task.first + first_of(&passes, n + 1, all);
         multiply_rows[end - row - 1](x + row * inputs, w, inputs, coming_of(&passes, n, w + inputs * HALF), sums);
         for (int i = 0; row < end; i++, row++) {
-            if (to->mode == SILU_TO_BF16) {
+            if (to->mode == SILU_TO_NUMBERS) {
                 put_gated(to, row, column, sums[i][0], sums[i][1]);
             } else {
                 put(to, row, column, sums[i][0]);
@@ -187,7 +187,7 @@ static void run(const bf16 *x, const bf16 *w, long inputs, Task task, const Targ
 #endif
 
 typedef struct {
-    const bf16 *x, *w;
+    const num *x, *w;
     long rows, inputs, groups;
     Target to;
 } Product;
@@ -199,7 +199,7 @@ static void task(const void *job, long number, int thread) {
 }
 
 /* x [rows, inputs] by packed weights of `groups` * 64 columns -> out, as `mode` says. inputs: a multiple of 32. */
-EXPORT void linear_bf16(const bf16 *x, const bf16 *w, const float *bias, void *out, long rows, long inputs, long groups,
+EXPORT void linear_numbers(const num *x, const num *w, const float *bias, void *out, long rows, long inputs, long groups,
                         long width, long stride, int mode, int threads) {
     Product product = {x, w, rows, inputs, groups, {out, bias, width, stride, mode}};
     run_tasks(task, &product, task_count(rows, groups * TASKS_OF_GROUP), threads);
