@@ -79,6 +79,11 @@ class RefusalFolder:
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request has a run: then `push` has nothing to say, but of a refusal."""
+        return not self._runs
+
     def push(self, event: AnyEvent) -> tuple[RefusalsFoldedRecord | None, bool]:
         """(line to write before the event, whether to write the event itself)."""
         if isinstance(event, AdmissionDecided):
@@ -119,12 +124,11 @@ class EventHash:
         self._hash.update(b"\n")
         self.events += 1
 
-    def add_all(self, encoded: Sequence[bytes]) -> None:
-        """Several, in order: one long update, which leaves the interpreter to others meanwhile."""
-        if encoded:
-            self._hash.update(b"\n".join(encoded))
-            self._hash.update(b"\n")
-            self.events += len(encoded)
+    def add_all(self, encoded: Sequence[bytes], events: int) -> None:
+        """`events` of them, each with its newline: one long update, which leaves the interpreter to others."""
+        if events:
+            self._hash.update(b"".join(encoded))
+            self.events += events
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()

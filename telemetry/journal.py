@@ -36,7 +36,7 @@ from engine.events import (
     ResponseSent,
     StepCompleted,
 )
-from telemetry.folding import EventHash, RefusalFolder
+from telemetry.folding import EventHash, RefusalFolder, fold_key
 from telemetry.schema import LineUnion, encode
 from telemetry.schema_journal import CheckpointRecord, EventsMissingRecord, HeaderRecord
 from telemetry.schema_parts import SourcePart
@@ -92,9 +92,12 @@ class JournalSink:
         self._encoder = msgspec.json.Encoder()
         self._folder = RefusalFolder()
         self._hash = EventHash()
-        #: Encoded events that the hash lacks; none between two calls.
+        #: Encoded events that the hash lacks, and how many; none between two calls.
         self._unhashed: list[bytes] = []
+        self._num_unhashed = 0
+        #: Of the next batch, and how many.
         self._lines: list[bytes] = []
+        self._num_lines = 0
         self._pending = bytearray()
         self._file: _SegmentFile | None = None
         self._header: HeaderRecord | None = None
@@ -127,10 +130,8 @@ class JournalSink:
         if self._header is None:
             self._open(events[0])
         if len(self._pending) < self._max_pending:
-            for event in events:
-                self._take(event)
-            self._hash_up()
-        if len(self._lines) >= BATCH_RECORDS or self._clock.now_ns() - self._last_flush_ns >= BATCH_NS:
+            self._take_all(events)
+        if self._num_lines >= BATCH_RECORDS or self._clock.now_ns() - self._last_flush_ns >= BATCH_NS:
             self.flush()
 
     def flush(self) -> None:
@@ -173,6 +174,35 @@ class JournalSink:
         self._next_seq = event.seq
         self._line(header)
 
+    def _take_all(self, events: Sequence[AnyEvent]) -> None:
+        """Lines of several. Those in a row that nothing is to be said about are encoded together."""
+        due, folder, checkpoint_at = self._next_seq, self._folder, self._last_checkpoint_step + self._checkpoint_steps
+        begin = 0
+        for at, event in enumerate(events):
+            kind = type(event)
+            if (
+                event.seq == due
+                and kind is not ResponseSent
+                and (kind is not StepCompleted or event.step < checkpoint_at)
+                and (kind not in _FOLDED or (folder.is_empty and fold_key(event) is None) or self._source is not None)
+            ):
+                due += 1
+                continue
+            self._take_run(events[begin:at])
+            self._take(event)
+            begin, due, checkpoint_at = at + 1, self._next_seq, self._last_checkpoint_step + self._checkpoint_steps
+        self._take_run(events[begin:])
+        self._hash_up()
+
+    def _take_run(self, events: Sequence[AnyEvent]) -> None:
+        """Events of the core, none of them missing, folded or followed by a checkpoint."""
+        if events:
+            self._next_seq, self._last_step = events[-1].seq + 1, events[-1].step
+            encoded = self._encoder.encode_lines(events)
+            self._keep(encoded, len(events))
+            self._unhashed.append(encoded)
+            self._num_unhashed += len(events)
+
     def _take(self, event: AnyEvent) -> None:
         if event.seq != self._next_seq:
             missing = EventsMissingRecord(
@@ -181,33 +211,41 @@ class JournalSink:
             self._line(missing)
         self._next_seq = event.seq + 1
         self._last_step = event.step
-        encoded, kind = self._encoder.encode(event), type(event)
+        encoded, kind = self._encoder.encode(event) + b"\n", type(event)
         if kind is not ResponseSent:
             self._unhashed.append(encoded)
+            self._num_unhashed += 1
         if kind in _FOLDED and self._source is None:
             folded, written = self._folder.push(event)
             if folded is not None:
                 self._line(folded)
             if not written:
                 return
-        self._lines.append(encoded)
+        self._keep(encoded, 1)
         if kind is StepCompleted and event.step - self._last_checkpoint_step >= self._checkpoint_steps:
             self._checkpoint()
 
+    def _keep(self, encoded: bytes, lines: int) -> None:
+        """Lines that are written with the next batch, each with its end."""
+        self._lines.append(encoded)
+        self._num_lines += lines
+
     def _hash_up(self) -> None:
-        self._hash.add_all(self._unhashed)
+        self._hash.add_all(self._unhashed, self._num_unhashed)
         self._unhashed.clear()
+        self._num_unhashed = 0
 
     def _write(self, file: _SegmentFile) -> None:
         if self._lines:
-            self._pending += b"\n".join(self._lines) + b"\n"
+            self._pending += b"".join(self._lines)
             self._lines.clear()
+            self._num_lines = 0
         if self._pending:
             file.append(self._pending)
             self._pending.clear()
 
     def _line(self, record: LineUnion) -> None:
-        self._lines.append(encode(record))
+        self._keep(encode(record) + b"\n", 1)
 
     def _checkpoint(self) -> None:
         self._hash_up()
