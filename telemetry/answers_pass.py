@@ -11,7 +11,8 @@ from engine.scheduler.decision import ADMITTED, LedgerView, Reason
 from telemetry.observe import DecisionRow, Head, Ledgers, PassesAnswer, PassRow, QueueMove
 
 if TYPE_CHECKING:
-    from telemetry.read_model import ReadModel, StepRow
+    from telemetry.read_model import ReadModel
+    from telemetry.step_row import StepRow
 
 #: Waiting requests that a pass did not reach, shown at most.
 SHOWN_UNSEEN: Final = 12

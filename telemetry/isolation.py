@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from engine.events import AnyEvent, EventSink
 from telemetry.error_log import ErrorLog
-from telemetry.takers import Closable, Flushable, SinkStats
+from telemetry.takers import Closable, FailsLate, Flushable, SinkStats
 
 
 @runtime_checkable
@@ -37,6 +37,7 @@ class IsolatedSink:
         self._errors = ErrorLog(component)
         self._seen = 0
         self._feed = sink.feed if isinstance(sink, Feedable) else self._emit_each
+        self._late_faults = sink.late_faults if isinstance(sink, FailsLate) else list
 
     def emit(self, event: AnyEvent) -> None:
         """Hand one event over. Raises only what `lets_through` names."""
@@ -63,7 +64,9 @@ class IsolatedSink:
                 left = length_hint(rest)
                 self.fault(error, events[len(events) - left - 1])
             else:
-                return
+                break
+        for late, event in self._late_faults():
+            self.fault(late, event)
 
     def hear(self, events: int) -> None:
         """So many events are handed to the listener by somebody who knows it better; see `fault`."""

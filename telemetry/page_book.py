@@ -1,14 +1,12 @@
 """The page book. Owns: state, owner and age of every K/V page as the events tell it, and the picture of it.
 
-Packed arrays and a count per owner: an event costs as much as the pages it moves, at any page size.
+Packed arrays: an event costs as much as the pages it moves, at any page size.
 """
 
 from __future__ import annotations
 
 import base64
 import struct
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +45,6 @@ class PageBook:
         self._taken_step = np.zeros(num_pages, dtype=np.int64)
         self._look_at_pages()
         self.tree = TreeBook()
-        self._held: dict[int, int] = {}
         self._locks: dict[int, dict[str, int]] = {}
         self._rid_of_row: dict[int, str] = {}
 
@@ -69,65 +66,41 @@ class PageBook:
         count = len(event.pages) // _ID_BYTES
         if not count:
             return
-        if count <= _FEW:
-            self._few_moved(event, _IDS[count].unpack(event.pages))
+        if count > _FEW:
+            self._many_moved(event, count)
             return
+        pages = _IDS[count].unpack(event.pages)
+        states, owners = self._state_of, self._owner_of
+        if event.source == "free":
+            ns_of, step_of, t_ns, step = self._ns_of, self._step_of, event.t_ns, event.step
+            for page in pages:
+                ns_of[page], step_of[page] = t_ns, step
+        if event.owners:
+            self.tree.settle()
+            for page, row in zip(pages, _IDS[count].unpack(event.owners), strict=True):
+                states[page], owners[page] = _PRIVATE, 2 * row
+            return
+        owner, code = _owner(event.owner), _CODE[event.target]
+        if event.cause not in _RELOCKED:
+            self._shape(event, count, owners[pages[0]], owner)
+        for page in pages:
+            states[page], owners[page] = code, owner
+
+    def _many_moved(self, event: PagesMoved, count: int) -> None:
         pages: NDArray[np.int32] = np.frombuffer(event.pages, dtype="<i4")
         if event.source == "free":
             self._taken_ns[pages], self._taken_step[pages] = event.t_ns, event.step
         if event.owners:
             rows: NDArray[np.int32] = np.frombuffer(event.owners, dtype="<i4")
             self._states[pages] = _PRIVATE
-            self._owners[pages] = owners = 2 * rows.astype(np.int64)
-            self._claimed(owners.tolist())
+            self._owners[pages] = 2 * rows.astype(np.int64)
+            self.tree.settle()
             return
         owner = _owner(event.owner)
         if event.cause not in _RELOCKED:
             self._shape(event, count, int(self._owners[pages[0]]), owner)
-        self._change_hands(event, self._owners[pages].tolist(), owner)
         self._states[pages] = _CODE[event.target]
         self._owners[pages] = owner
-
-    def _few_moved(self, event: PagesMoved, pages: tuple[int, ...]) -> None:
-        states, owners = self._state_of, self._owner_of
-        if event.source == "free":
-            for page in pages:
-                self._ns_of[page], self._step_of[page] = event.t_ns, event.step
-        if event.owners:
-            rows = [2 * row for row in _IDS[len(pages)].unpack(event.owners)]
-            for page, row in zip(pages, rows, strict=True):
-                states[page], owners[page] = _PRIVATE, row
-            self._claimed(rows)
-            return
-        owner, code = _owner(event.owner), _CODE[event.target]
-        before = [owners[page] for page in pages]
-        if event.cause not in _RELOCKED:
-            self._shape(event, len(pages), before[0], owner)
-        elif before.count(owner) == len(before) and owner in self._held:
-            # The node keeps them: only who may evict them changes.
-            for page in pages:
-                states[page] = code
-            return
-        self._change_hands(event, before, owner)
-        for page in pages:
-            states[page], owners[page] = code, owner
-
-    def _change_hands(self, event: PagesMoved, before: list[int], owner: int) -> None:
-        """Pages that belonged to `before`, one owner for each, go to `owner`."""
-        # Gain before loss: an owner that keeps its pages must not be taken for gone in between.
-        count = len(before)
-        if owner >= 0:
-            self._count(owner, count)
-        if event.source == "free":
-            return
-        first = before[0]
-        if event.cause == "split" and first in self._locks:
-            self._locks[owner] = dict(self._locks[first])
-        if count == 1 or before.count(first) == count:
-            self._count(first, -count)
-            return
-        for old, count in Counter(before).items():
-            self._count(old, -count)
 
     def _shape(self, event: PagesMoved, count: int, before: int, owner: int) -> None:
         """What the move says of the tree; before it is made. `before`: whose the first page was."""
@@ -140,28 +113,14 @@ class PageBook:
         elif cause == "duplicate":
             tree.duplicate(self._rid_of_row.get(before // 2, ""), count)
         elif cause == "split":
+            if before in self._locks:
+                self._locks[owner] = dict(self._locks[before])
             tree.split(node, owner // 2, count, t_ns=event.t_ns, step=event.step)
         elif cause == "evict":
+            self._locks.pop(before, None)
             tree.evicted(node)
         else:
             tree.settle()
-
-    def _claimed(self, owners: Sequence[int]) -> None:
-        """Free pages went to several rows, whose numbers as owners these are, one for each page."""
-        self.tree.settle()
-        held = self._held
-        for owner in owners:
-            held[owner] = held.get(owner, 0) + 1
-
-    def _count(self, owner: int, delta: int) -> None:
-        if owner < 0:
-            return
-        held = self._held.get(owner, 0) + delta
-        if held:
-            self._held[owner] = held
-        else:
-            self._held.pop(owner, None)
-            self._locks.pop(owner, None)
 
     def lock_changed(self, event: LockChanged) -> None:
         """One lock more or less on a node by one request."""
@@ -201,7 +160,8 @@ class PageBook:
         state, taken = PAGE_STATES[self._states[page]], (int(self._taken_ns[page]), int(self._taken_step[page]))
         if owner < 0:
             return state, None, None, *taken
-        return state, self._owner_row(owner, self._held.get(owner, 0)), owner // 2 if owner % 2 else None, *taken
+        held = int(np.count_nonzero(self._owners == owner))
+        return state, self._owner_row(owner, held), owner // 2 if owner % 2 else None, *taken
 
     def bitmap(self, nodes: set[int]) -> bytes:
         """One bit for each page, most significant first: whether it belongs to one of `nodes`."""
@@ -213,7 +173,9 @@ class PageBook:
         return [self._owner_row(owner, held) for owner, held in self._ranked()]
 
     def _ranked(self) -> list[tuple[int, int]]:
-        return sorted(self._held.items(), key=lambda item: (-item[1], item[0]))
+        owners, held = np.unique(self._owners[self._owners >= 0], return_counts=True)
+        pairs: list[tuple[int, int]] = list(zip(owners.tolist(), held.tolist(), strict=True))
+        return sorted(pairs, key=lambda item: (-item[1], item[0]))
 
     def _owner_row(self, owner: int, held: int) -> PageOwner:
         number, is_node = divmod(owner, 2)

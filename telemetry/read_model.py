@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,10 +20,7 @@ from engine.events import (
     AdmissionDecided,
     AnyEvent,
     EngineStarted,
-    LockChanged,
-    PagesMoved,
     RequestArrived,
-    RequestTransitioned,
     StepCompleted,
     StepPlanned,
 )
@@ -31,6 +28,7 @@ from engine.kvcache.snapshot import SchedulerSnapshot
 from engine.request import FinishReason
 from telemetry import answers, answers_kv, answers_lanes, answers_latency, answers_pass
 from telemetry.fresh import Fresh
+from telemetry.heard_pages import PagesHeard
 from telemetry.latency_book import LatencyBook, Objectives
 from telemetry.latency_ring import LatencyRing
 from telemetry.metric_books import CheckerCounts
@@ -51,60 +49,21 @@ from telemetry.observe_kv import PageFact, PoolAnswer, TreeAnswer
 from telemetry.page_book import PageBook
 from telemetry.phases import Handler, Phases, handlers_of
 from telemetry.pool_ring import PoolRing
-from telemetry.queue_watch import QueueWatch
 from telemetry.request_timeline import RequestTimeline
+from telemetry.step_row import SeenPass, StepRow
 from telemetry.timeline import TimelineTracker
 from telemetry.words import ENGLISH, Lang
 
 KEPT_STEPS: Final = 512
 KEPT_FINISHED: Final = 500
-#: Waiting requests whose places before a pass are kept, beside those it looked at.
-KEPT_FIRST_WAITING: Final = 24
 
 
 class NotStarted(Exception):
     """No engine has been heard of yet."""
 
 
-class SeenPass:
-    """What a pass looked at, and the queue as it found it.
-
-    places         of each decision's request by entry to the queue; None: it did not wait
-    first_waiting  the first by entry, whoever was looked at
-    """
-
-    __slots__ = ("decisions", "first_waiting", "places", "waiting")
-
-    def __init__(self, queue: QueueWatch) -> None:
-        self.decisions: list[AdmissionDecided] = []
-        self.places: list[int | None] = []
-        self.waiting = len(queue.waiting)
-        self.first_waiting = queue.first(KEPT_FIRST_WAITING)
-
-
 def _nothing() -> None:
     """No audit is made."""
-
-
-class StepRow:
-    """One step as kept: its plan, the decisions of its pass, and, once applied, its completion.
-
-    Neither has the names of those who decode and of those who get tokens, which no answer shows: 512 steps of 256 are
-    megabytes, in which the memory of new events would go round, and be in no cache when the engine thread comes to it.
-
-    decode_rows  how many decode
-    """
-
-    __slots__ = ("completed", "decisions", "decode_rows", "first_waiting", "places", "planned", "waiting_before")
-
-    def __init__(self, planned: StepPlanned, seen: SeenPass) -> None:
-        self.planned = msgspec.structs.replace(planned, decodes=(), sampling=())
-        self.decode_rows = len(planned.decodes)
-        self.decisions = seen.decisions
-        self.places = seen.places
-        self.first_waiting = seen.first_waiting
-        self.waiting_before = seen.waiting
-        self.completed: StepCompleted | None = None
 
 
 class ReadModel:
@@ -142,7 +101,7 @@ class ReadModel:
         self.started: EngineStarted | None = None
         self.config = EngineConfig()
         self._page_size = self.config.cache.page_size
-        self.pages = PageBook(0)
+        self._pages = PagesHeard()
         self.steps: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self.finished: OrderedDict[str, RequestTimeline] = OrderedDict()
         self.ring = LatencyRing()
@@ -163,16 +122,13 @@ class ReadModel:
         self._handlers |= handlers_of(self.tracker, self.phases())
 
     def phases(self) -> Phases:
-        """What this does around its timeline. A new engine has new pages: ask again after an EngineStarted."""
+        """What this does around its timeline, beside `note`."""
         after: dict[type, Handler] = {
             EngineStarted: self._started,
             RequestArrived: self._arrived,
-            RequestTransitioned: self.pages.transitioned,
             AdmissionDecided: self._decided,
             StepPlanned: self._planned,
             StepCompleted: self._completed,
-            PagesMoved: self.pages.moved,
-            LockChanged: self.pages.lock_changed,
         }
         return Phases({StepCompleted: self._applied}, after)
 
@@ -185,11 +141,28 @@ class ReadModel:
         self._look_up_handlers()
         return self._lock
 
+    @property
+    def pages(self) -> PageBook:
+        """Pages and tree as of the last event. With the lock, as all that is read."""
+        return self._pages.book
+
     def note(self, event: AnyEvent) -> None:
         """`event` comes next."""
+        self._pages.hear(event)
         self.last, self._at_ns = event, event.t_ns
         if event.step > self.step:  # noqa: PLR1730 - `max` is a call for each event
             self.step = event.step
+
+    def note_run(self, events: Sequence[AnyEvent]) -> None:
+        """All of `events` were taken: as `note` before each of them."""
+        self._pages.hear_all(events)
+        self._pages.settle()
+        self.last, self._at_ns = events[-1], events[-1].t_ns
+        self.step = max(self.step, events[-1].step)
+
+    def late_faults(self) -> list[tuple[Exception, AnyEvent]]:
+        """What failed after its event was taken, and at which, once. Any thread."""
+        return self._pages.late_faults()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a kept state holds: all but what only says where to look."""
@@ -201,8 +174,10 @@ class ReadModel:
         self._look_up_handlers()
 
     def emit(self, event: AnyEvent) -> None:
-        """Take one event."""
+        """Take one event. Raises what went wrong with it, the books of pages included."""
         self.feed(iter((event,)))
+        with self._lock:
+            self._pages.check()
 
     def feed(self, events: Iterator[AnyEvent]) -> None:
         """Take several. Raises what one of them raises; those after it are still in `events`."""
@@ -212,6 +187,7 @@ class ReadModel:
                 self.note(event)
                 for handle in handlers.get(type(event), ()):
                     handle(event)
+            self._pages.settle()
 
     def _arrived(self, event: RequestArrived) -> None:
         self.totals["received"] += 1
@@ -222,8 +198,6 @@ class ReadModel:
         self.config = EngineConfig.model_validate_json(event.config)
         self._page_size = self.config.cache.page_size
         self.book.started(self.config.scheduler.chunked_prefill_size)
-        self.pages = PageBook(event.num_pages)
-        self._look_up_handlers()
 
     def _planned(self, event: StepPlanned) -> None:
         seen, self._pass = self._pass or SeenPass(self.tracker.queue), None

@@ -230,4 +230,4 @@ class RequestTimeline:
         if len(self.token_ns) < 2:
             return 0
         times: NDArray[np.int64] = np.frombuffer(self.token_ns, dtype=np.int64)
-        return int(np.diff(times).max())
+        return int((times[1:] - times[:-1]).max())

@@ -60,19 +60,23 @@ class SharedTimeline:
             # While nobody asks for a reading, what comes after an event can wait for the last of them.
             is_run, calls = spans.is_run(events), self._calls.get
             for event in events:
-                self._event = event
-                spans.now_ns = event.t_ns
-                for place, handle in calls(type(event), ()):
-                    try:
-                        handle(event)
-                    except Exception as error:  # whatever a listener raises must not end the thread; it is counted
-                        self._fault(place, error)
+                its = calls(type(event))
+                if its is not None:
+                    self._event = event
+                    spans.now_ns = event.t_ns
+                    for place, handle in its:
+                        try:
+                            handle(event)
+                        except Exception as error:  # a listener must not end the thread by what it raises: counted
+                            self._fault(place, error)
                 if not is_run:
                     self._note(event)
+            spans.now_ns = events[-1].t_ns
             if is_run:
                 spans.note_run(events)
-            self._model.note(events[-1])
+            self._model.note_run(events)
             faults, self._faults = self._faults, []
+        faults += [(self.sinks[0], error, event) for error, event in self._model.late_faults()]
         # Written where others may wait, as for whoever reads a log: not while readers wait for the lock.
         last: dict[IsolatedSink, AnyEvent] = {}
         for sink, fault, event in faults:
@@ -92,6 +96,7 @@ class SharedTimeline:
                     self.sinks[0].fault(error, event)
 
     def _note(self, event: AnyEvent) -> None:
+        self._event = event
         try:
             self._spans.note(event)
         except Exception as error:  # as in `take`

@@ -35,6 +35,14 @@ class HasTakers(Protocol):
 
 
 @runtime_checkable
+class FailsLate(Protocol):
+    """A sink that follows some events later than it took them."""
+
+    def late_faults(self) -> list[tuple[Exception, AnyEvent]]:
+        """What failed so, and at which event, once."""
+
+
+@runtime_checkable
 class Closable(Protocol):
     """A sink with something to give back."""
 
