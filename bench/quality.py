@@ -37,6 +37,7 @@ TEXT: Final = Path(__file__).parent / "texts" / "alice.txt"
 #: (dtype, quantization, kernels); the first is what the others are compared with.
 MODES: Final = (
     ("float32", "none", "torch"),
+    ("float32", "none", "native"),
     ("bfloat16", "none", "torch"),
     ("bfloat16", "none", "native"),
     ("float32", "int8", "torch"),

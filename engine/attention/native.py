@@ -10,7 +10,7 @@ it, behind any cached prefix, and as a decode row.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from engine.attention.cpu import CpuBackend, binding_windows
 from engine.attention.metadata import I32, PagedMetadata
-from engine.native.library import COLUMNS, PART, STEP, Decode, Library, Prefill
+from engine.native.library import COLUMNS, PART, STEP, Attention, Decode, Library, Prefill
+
+#: `Attention` of kernels/forward.c, for each of the model's `distinct_windows`.
+Calls = ctypes.Array[Attention]
+
+
+def distinct_windows(windows: tuple[int, ...]) -> tuple[int, ...]:
+    """Of LlamaConfig.windows: layers of one of them compute the same attention. Those without any see everything, 0."""
+    return tuple(sorted(set(windows))) or (0,)
 
 
 class NativeBackend:
@@ -32,6 +40,7 @@ class NativeBackend:
     def __init__(self, library: Library, *, windows: tuple[int, ...] = ()) -> None:
         self._library = library
         self._windows = windows
+        self._distinct = distinct_windows(windows)
         self._torchs = CpuBackend(dtype=library.dtype, windows=windows)
         self._is_torchs = False
         #: Work of this step: for layers that see everything, and by window, where it hides something.
@@ -62,6 +71,27 @@ class NativeBackend:
             work.append(_Pieces(self._library, metadata, pieces, window))
         return work
 
+    @property
+    def runs_within(self) -> bool:
+        """Whether `calls` says all that this step computes."""
+        return not self._is_torchs
+
+    def calls(self, q: torch.Tensor, out: torch.Tensor, kv_heads: int) -> Calls:
+        """What layers compute in this step, for q [R, Hq, D] -> `out` [R, Hq, D]. Valid until the next `prepare`."""
+        everything = [self._full, *self._windowed.values()]
+        # Twice: memory that one of them needs more of moves.
+        for _ in range(2):
+            for work in (work for works in everything for work in works):
+                if not work.call.q_heads:
+                    work.suit(q, kv_heads)
+                work.place(self._memory)
+                work.call.q, work.call.out = q.data_ptr(), out.data_ptr()
+        found = (Attention * len(self._distinct))()
+        for entry, window in zip(found, self._distinct, strict=True):
+            for work in self._windowed.get(window, self._full):
+                setattr(entry, work.name, ctypes.addressof(work.call))
+        return found
+
     def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layer: int) -> torch.Tensor:
         """Attention of every row: q [R, Hq, D], caches [num_pages, page_size, Hkv, D] -> [R, Hq, D]."""
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -71,7 +101,7 @@ class NativeBackend:
             work.place(self._memory)
             work.call.q, work.call.out = q.data_ptr(), out.data_ptr()
             work.call.k, work.call.v = k_cache.data_ptr(), v_cache.data_ptr()
-            work.run(work.argument)
+            work.run(ctypes.byref(work.call))
         if self._is_torchs:
             self._torchs.run_pieces(q, k_cache, v_cache, layer, out)
         return out
@@ -103,8 +133,11 @@ class _Memory:
 class _Decodes:
     """Decode rows of one step, for layers of the same window, and the kernel's argument.
 
+    name    among the calls of a layer
     parts   [P, 7] int32, see `Part` of kernels/decode.h
     """
+
+    name: Final = "rows"
 
     def __init__(self, library: Library, metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> None:
         """`members`: indices of the requests with one row. A row is cut by what it sees alone."""
@@ -118,7 +151,6 @@ class _Decodes:
             num_parts=len(self.parts),
             page_size=metadata.page_size,
         )
-        self.argument = ctypes.byref(self.call)
 
     def suit(self, q: torch.Tensor, kv_heads: int) -> None:
         """What is known from the first layer on."""
@@ -133,9 +165,12 @@ class _Decodes:
 class _Pieces:
     """Prompt pieces of one step, for layers of the same window, and the kernel's argument.
 
+    name      among the calls of a layer
     pieces    [n, 8] int32, see `Piece` of kernels/prefill.c
     layouts   [L, 3] int32: piece, 0, block of tokens
     """
+
+    name: Final = "pieces"
 
     def __init__(self, library: Library, metadata: PagedMetadata, members: NDArray[np.int64], window: int) -> None:
         """`members`: indices of the requests with more rows than one."""
@@ -168,7 +203,6 @@ class _Pieces:
             page_size=metadata.page_size,
             window=window,
         )
-        self.argument = ctypes.byref(self.call)
 
     def suit(self, q: torch.Tensor, kv_heads: int) -> None:
         """What is known from the first layer on."""

@@ -7,10 +7,12 @@ library: bfloat16 or float32.
 
 from __future__ import annotations
 
-from typing import Protocol
+import ctypes
+from collections.abc import Callable
 
 import torch
 
+from engine.native import library
 from engine.native.library import GROUP, INT8_STEP, NUMBERS_STEP, Library, Mode
 
 _MOST = 127
@@ -33,98 +35,121 @@ class Scratch:
 
 
 class Passage:
-    """What rows of one batch need on their way through layers, as pointers: looked up once, used by every layer.
+    """What rows of one batch need on their way through layers: looked up once, used by every layer.
 
-    count     rows
-    threads   that work on them
-    narrow    [count, widest] in the library's type, or [2 count, widest] int8: high rows, then low rows
-    scales    [count] float32
-    wide      [threads, widest] float32
+    form   for the kernels: `Passage` of kernels/forward.c
     """
 
-    __slots__ = ("_memory", "count", "narrow", "scales", "threads", "wide")
+    __slots__ = ("_memory", "argument", "form")
 
     def __init__(self, scratch: Scratch, count: int, widest: int, dtype: torch.dtype) -> None:
-        """`widest`: inputs of the widest layer; `dtype`: the library's."""
-        self.count = count
-        self.threads = torch.get_num_threads()
+        """`count` rows; `widest`: inputs of the widest layer; `dtype`: the library's."""
+        threads = torch.get_num_threads()
         narrow = scratch.rows("narrow", dtype.itemsize * count, widest, torch.int8)
         scales = scratch.rows("scales", count, 1, torch.float32)
-        wide = scratch.rows("wide", self.threads, widest, torch.float32)
+        wide = scratch.rows("wide", threads, widest, torch.float32)
         self._memory = narrow, scales, wide  # pointers keep nothing alive
-        self.narrow, self.scales, self.wide = narrow.data_ptr(), scales.data_ptr(), wide.data_ptr()
+        self.form = library.Passage(
+            narrow=narrow.data_ptr(), scales=scales.data_ptr(), wide=wide.data_ptr(), rows=count, threads=threads
+        )
+        self.argument = ctypes.byref(self.form)
 
 
 class Norm:
-    """The RMS norm before a layer. weight [in]."""
+    """The RMS norm before a layer. weight [in].
 
-    __slots__ = ("_weight", "eps", "weight")
+    form   for the kernels: `Norm` of kernels/forward.c
+    """
+
+    __slots__ = ("_weight", "argument", "form")
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight = weight.float().contiguous()
-        self.weight = self._weight.data_ptr()
-        self.eps = eps
+        self.form = library.Norm(weight=self._weight.data_ptr(), eps=eps)
+        self.argument = ctypes.byref(self.form)
 
 
-class NativeLinear(Protocol):
-    """out = norm(x) Wᵀ + bias, in a mode of engine.native.library."""
+class NativeLinear:
+    """out = norm(x) Wᵀ + bias, in a mode of engine.native.library.
+
+    form   for the kernels: `Matrix` of kernels/forward.c
+    """
+
+    __slots__ = ("_argument", "_memory", "_multiply", "form")
+
+    def __init__(
+        self,
+        kernels: Library,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        gated: bool,
+        pack: Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]],
+    ) -> None:
+        """`pack`: a weight [packed columns, in], and groups -> packed, and where there are any scales and sums."""
+        arranged, bias, width = _arranged(weight, bias, gated=gated)
+        outputs, inputs = arranged.shape
+        groups = -(-outputs // GROUP)
+        packed, *rest = pack(arranged, groups)
+        self._memory = packed, *rest, bias  # pointers keep nothing alive
+        names = ("scales", "sums")[: len(rest)]
+        self.form = library.Matrix(
+            packed=packed.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            inputs=inputs,
+            groups=groups,
+            width=width,
+            **{name: tensor.data_ptr() for name, tensor in zip(names, rest, strict=True)},
+        )
+        self._argument = ctypes.byref(self.form)
+        self._multiply = kernels.multiply
 
     def __call__(self, passage: Passage, x: int, out: int, mode: Mode, norm: Norm | None = None) -> None:
         """`x` points to [R, in], `out` to [R, out]; [R, out / 2] where gate and up come out as one."""
-        ...
+        self._multiply(passage.argument, self._argument, x, out, mode, None if norm is None else norm.argument)
 
 
-class PlainLinear:
+class PlainLinear(NativeLinear):
     """Weights in the library's type. `gated`: [gate rows, up rows], which come out as silu(gate) * up."""
 
+    __slots__ = ()
+
     def __init__(
-        self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+        self, kernels: Library, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
     ) -> None:
         """`weight` [out, in] in the library's type, in a multiple of 32; it is copied."""
-        self._multiply, self._norm = library.linear_numbers, library.norm_rows
-        weight, self._bias, self._width = _arranged(weight, bias, gated=gated)
-        outputs, self._inputs = weight.shape
-        self._groups = -(-outputs // GROUP)
-        self._packed = torch.empty(self._groups * GROUP * self._inputs, dtype=library.dtype)
-        library.pack_numbers(weight.data_ptr(), self._packed.data_ptr(), outputs, self._inputs, 0, self._groups)
-        self._weights = self._packed.data_ptr(), _pointer(self._bias)
 
-    def __call__(self, passage: Passage, x: int, out: int, mode: Mode, norm: Norm | None = None) -> None:
-        rows, threads, inputs, width = passage.count, passage.threads, self._inputs, self._width
-        if norm is not None:
-            self._norm(x, norm.weight, norm.eps, passage.narrow, rows, inputs, threads)
-            x = passage.narrow
-        self._multiply(x, *self._weights, out, rows, inputs, self._groups, width, width, mode, threads)
+        def pack(arranged: torch.Tensor, groups: int) -> tuple[torch.Tensor]:
+            outputs, inputs = arranged.shape
+            packed = torch.empty(groups * GROUP * inputs, dtype=kernels.dtype)
+            kernels.pack_numbers(arranged.data_ptr(), packed.data_ptr(), outputs, inputs, 0, groups)
+            return (packed,)
+
+        super().__init__(kernels, weight, bias, gated, pack)
 
 
-class Int8Linear:
+class Int8Linear(NativeLinear):
     """Weights in int8, activations in two int8 rows: see engine.models.quantized."""
 
+    __slots__ = ()
+
     def __init__(
-        self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+        self, kernels: Library, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
     ) -> None:
         """`weight` [out, in], in a multiple of 64."""
-        self._multiply, self._quantize = library.linear_int8, library.quantize_rows
-        weight, self._bias, self._width = _arranged(weight, bias, gated=gated)
-        outputs, self._inputs = weight.shape
-        self._groups = -(-outputs // GROUP)
-        wide = weight.float()
-        scales = (wide.abs().amax(1) / _MOST).clamp_min_(torch.finfo(torch.float32).tiny)
-        quantized = (wide / scales[:, None]).round_().to(torch.int8)
-        self._scales = torch.zeros(self._groups * GROUP)
-        self._scales[:outputs] = scales
-        self._packed = torch.empty(self._groups * GROUP * self._inputs, dtype=torch.int8)
-        self._sums = torch.empty(self._groups * GROUP, dtype=torch.int32)
-        packed, sums = self._packed.data_ptr(), self._sums.data_ptr()
-        library.pack_int8(quantized.data_ptr(), packed, sums, outputs, self._inputs, self._groups)
-        self._weights = packed, self._scales.data_ptr(), sums, _pointer(self._bias)
 
-    def __call__(self, passage: Passage, x: int, out: int, mode: Mode, norm: Norm | None = None) -> None:
-        rows, threads, inputs, width = passage.count, passage.threads, self._inputs, self._width
-        high, low, scales = passage.narrow, passage.narrow + rows * inputs, passage.scales
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        self._quantize(x, weight, eps, high, low, scales, passage.wide, rows, inputs, threads)
-        self._multiply(high, low, scales, *self._weights, out, rows, inputs, self._groups, width, width, mode, threads)
+        def pack(arranged: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            outputs, inputs = arranged.shape
+            wide = arranged.float()
+            of_rows = (wide.abs().amax(1) / _MOST).clamp_min_(torch.finfo(torch.float32).tiny)
+            quantized = (wide / of_rows[:, None]).round_().to(torch.int8)
+            scales = torch.zeros(groups * GROUP)
+            scales[:outputs] = of_rows
+            packed = torch.empty(groups * GROUP * inputs, dtype=torch.int8)
+            sums = torch.empty(groups * GROUP, dtype=torch.int32)
+            kernels.pack_int8(quantized.data_ptr(), packed.data_ptr(), sums.data_ptr(), outputs, inputs, groups)
+            return packed, scales, sums
+
+        super().__init__(kernels, weight, bias, gated, pack)
 
 
 def input_step(quantization: str) -> int:
@@ -161,7 +186,3 @@ def _padded(bias: torch.Tensor | None) -> torch.Tensor | None:
     padded = torch.zeros(-(-len(bias) // GROUP) * GROUP)
     padded[: len(bias)] = bias
     return padded
-
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

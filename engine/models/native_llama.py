@@ -1,27 +1,28 @@
 """NativeLlama. Owns: the same decoder as engine.models.llama, on the kernels in C.
 
-What is one step here is one operation between two places in memory; engine.models.llama says what each means, and is
-what this is tested against. Activations and K/V are in the library's type (bfloat16 or float32), sums, norms, rotation
-and logits float32.
+The layers run in one call, without the interpreter: kernels/forward.c strings them together. engine.models.llama says
+what each operation means, and is what this is tested against. Activations and K/V are in the library's type (bfloat16
+or float32), sums, norms, rotation and logits float32.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch.nn.functional import embedding
 
 from engine.attention.base import AttentionBackend
+from engine.attention.native import NativeBackend, distinct_windows
 from engine.models.decoder import LayerCache
 from engine.models.llama_config import LlamaConfig
 from engine.models.native_linear import Int8Linear, NativeLinear, Norm, Passage, PlainLinear, Scratch, input_step
 from engine.models.quantized import Quantization
 from engine.models.rope import rope_tables
 from engine.models.weights import LayerWeights, LlamaWeights
-from engine.native.library import ADD_TO_NUMBERS, MOST_DIM, SILU_TO_NUMBERS, TO_FLOAT, TO_NUMBERS, Heads, Library
+from engine.native.library import MOST_DIM, TO_FLOAT, Forward, Heads, Layer, Library
 
 #: Half a head is turned 16 numbers at a time.
 _HEAD_STEP: Final = 32
@@ -29,14 +30,41 @@ _HEAD_STEP: Final = 32
 
 @dataclass(slots=True)
 class _Layer:
+    """One layer's weights, which the kernels know by pointers.
+
+    head_norm   [Hq + Hkv, D] float32
+    """
+
     attention_norm: Norm
     qkv: NativeLinear
     attention_out: NativeLinear
     mlp_norm: Norm
     gate_up: NativeLinear
     down: NativeLinear
-    #: [Hq + Hkv, D] float32
     head_norm: torch.Tensor | None
+
+    def form(self, window: int) -> Layer:
+        """For the kernels. `window`: the index of its own among those of the model."""
+        return Layer(
+            attention_norm=self.attention_norm.form,
+            mlp_norm=self.mlp_norm.form,
+            qkv=self.qkv.form,
+            attention_out=self.attention_out.form,
+            gate_up=self.gate_up.form,
+            down=self.down.form,
+            head_norm=None if self.head_norm is None else self.head_norm.data_ptr(),
+            window=window,
+        )
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows on their way through the layers. `form`: for the kernels. `memory`: what else its pointers lead to."""
+
+    hidden: torch.Tensor
+    passage: Passage
+    form: Forward
+    memory: tuple[object, ...]
 
 
 def misfit(config: LlamaConfig, quantization: Quantization) -> str | None:
@@ -94,6 +122,12 @@ class NativeLlama:
                     head_norm=_head_norm(config, layer),
                 )
             )
+        windows = distinct_windows(config.windows)
+        numbers = [windows.index(window) for window in config.windows] or [0] * len(self._layers)
+        #: The layers as the kernels know them.
+        self._forms = (Layer * len(self._layers))(
+            *(layer.form(number) for layer, number in zip(self._layers, numbers, strict=True))
+        )
         self._cos, self._sin = self._rope_tables(0)
 
     def reserve_positions(self, count: int) -> None:
@@ -122,43 +156,62 @@ class NativeLlama:
 
         returns   [S, vocab] float32
         """
-        config, scratch = self.config, self._scratch
+        config, kernels = self.config, self._library
         heads, dim = config.num_heads, config.head_dim
-        count, width = len(token_ids), heads * dim
-        passage = Passage(scratch, count, self._widest, self.dtype)
-        hidden = embedding(token_ids, self._embedding)
-        hidden_at = hidden.data_ptr()
-        qkv = scratch.rows("qkv", count, width + 2 * config.num_kv_heads * dim, self.dtype)
-        qkv_at, q = qkv.data_ptr(), qkv[:, :width].view(count, heads, dim)
-        between = scratch.rows("between", count, config.intermediate_size, self.dtype).data_ptr()
+        count, width, last = len(token_ids), heads * dim, len(self._layers) - 1
+        qkv = self._scratch.rows("qkv", count, width + 2 * config.num_kv_heads * dim, self.dtype)
+        q = qkv[:, :width].view(count, heads, dim)
         # Kernels take one number after the other, whatever steps a caller's view makes.
         positions, out_slots = positions.contiguous(), out_slots.contiguous()
         turn = self._turning(qkv, positions, out_slots)
-        turned = ctypes.byref(turn)
-        last = len(self._layers) - 1
-        for number, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
-            layer.qkv(passage, hidden_at, qkv_at, TO_NUMBERS, layer.attention_norm)
-            turn.k_slots, turn.v_slots = cache.k_slots.data_ptr(), cache.v_slots.data_ptr()
-            if layer.head_norm is not None:
-                turn.head_norm = layer.head_norm.data_ptr()
-            self._library.rotate_and_store(turned)
+        mixed = self._scratch.rows("mixed", count, width, self.dtype)
+        batch = self._batch(embedding(token_ids, self._embedding), mixed, turn)
+        self._find(caches)
+        forward = ctypes.byref(batch.form)
+        is_within = isinstance(attention, NativeBackend) and attention.runs_within
+        if is_within:
+            calls = cast("NativeBackend", attention).calls(q, mixed.view(q.shape), config.num_kv_heads)
+            batch.form.attention = ctypes.addressof(calls)
+            kernels.run_layers(forward, last)
+        for number in range(last if is_within else 0, last + 1):
+            kernels.begin_layer(forward, number)
             if number == last and rows is not None and not len(rows):
                 # K/V of every layer are written and nobody asks for logits.
                 return torch.empty(0, config.vocab_size)
-            mixed = attention.run(q, cache.k, cache.v, number)
+            if is_within:
+                kernels.attend_layer(forward, number)
+            else:
+                mixed.copy_(attention.run(q, caches[number].k, caches[number].v, number).view(mixed.shape))
             if number == last and rows is not None:
                 # From here on rows no longer meet: carry only those that are wanted.
-                mixed, hidden = mixed.index_select(0, rows), hidden.index_select(0, rows)
-                hidden_at, passage = hidden.data_ptr(), Passage(scratch, len(rows), self._widest, self.dtype)
-                # A row may be wanted more than once: there can be more of them than there were.
-                between = scratch.rows("between", len(rows), config.intermediate_size, self.dtype).data_ptr()
-            layer.attention_out(passage, mixed.data_ptr(), hidden_at, ADD_TO_NUMBERS)
-            layer.gate_up(passage, hidden_at, between, SILU_TO_NUMBERS, layer.mlp_norm)
-            layer.down(passage, between, hidden_at, ADD_TO_NUMBERS)
+                batch = self._batch(batch.hidden.index_select(0, rows), mixed.index_select(0, rows), turn)
+                forward = ctypes.byref(batch.form)
+            kernels.finish_layer(forward, number)
         # New memory: an executor may hand logits on while the next step is computed.
-        logits = torch.empty(len(hidden), config.vocab_size)
-        self._lm_head(passage, hidden_at, logits.data_ptr(), TO_FLOAT, self._final_norm)
+        logits = torch.empty(len(batch.hidden), config.vocab_size)
+        self._lm_head(batch.passage, batch.hidden.data_ptr(), logits.data_ptr(), TO_FLOAT, self._final_norm)
         return logits
+
+    def _batch(self, hidden: torch.Tensor, mixed: torch.Tensor, turn: Heads) -> _Batch:
+        """What the kernels need of as many rows as `hidden` [R, hidden size] and `mixed` [R, Hq * D] have."""
+        passage = Passage(self._scratch, len(hidden), self._widest, self.dtype)
+        between = self._scratch.rows("between", len(hidden), self.config.intermediate_size, self.dtype)
+        form = Forward(
+            passage=passage.form,
+            layers=ctypes.addressof(self._forms),
+            heads=ctypes.addressof(turn),
+            hidden=hidden.data_ptr(),
+            mixed=mixed.data_ptr(),
+            between=between.data_ptr(),
+        )
+        return _Batch(hidden, passage, form, (mixed, between, turn))
+
+    def _find(self, caches: list[LayerCache]) -> None:
+        """Where each layer has its K/V: looked up again when an executor comes with other memory."""
+        if caches[0].k.data_ptr() == self._forms[0].k and caches[-1].k.data_ptr() == self._forms[-1].k:
+            return
+        for form, cache in zip(self._forms, caches, strict=True):
+            form.k, form.v = cache.k_slots.data_ptr(), cache.v_slots.data_ptr()
 
     def _turning(self, qkv: torch.Tensor, positions: torch.Tensor, out_slots: torch.Tensor) -> Heads:
         """What `rotate_and_store` needs of this batch, but for its layer."""

@@ -45,6 +45,57 @@ class Heads(ctypes.Structure):
     )
 
 
+class Matrix(ctypes.Structure):
+    """`Matrix` of kernels/forward.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("packed", "scales", "sums", "bias")),
+        *((name, c_long) for name in ("inputs", "groups", "width")),
+    )
+
+
+class Norm(ctypes.Structure):
+    """`Norm` of kernels/forward.c."""
+
+    _fields_ = (("weight", c_void_p), ("eps", c_float))
+
+
+class Attention(ctypes.Structure):
+    """`Attention` of kernels/forward.c."""
+
+    _fields_ = (("rows", c_void_p), ("pieces", c_void_p))
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of kernels/forward.c."""
+
+    _fields_ = (
+        *((name, Norm) for name in ("attention_norm", "mlp_norm")),
+        *((name, Matrix) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("head_norm", "k", "v")),
+        ("window", c_long),
+    )
+
+
+class Passage(ctypes.Structure):
+    """`Passage` of kernels/forward.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("narrow", "scales", "wide")),
+        ("rows", c_long),
+        ("threads", c_int),
+    )
+
+
+class Forward(ctypes.Structure):
+    """`Forward` of kernels/forward.c."""
+
+    _fields_ = (
+        ("passage", Passage),
+        *((name, c_void_p) for name in ("layers", "attention", "heads", "hidden", "mixed", "between")),
+    )
+
+
 class Decode(ctypes.Structure):
     """`Decode` of kernels/decode.h."""
 
@@ -73,13 +124,15 @@ class Prefill(ctypes.Structure):
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "pack_numbers": (c_void_p, c_void_p, c_long, c_long, c_long, c_long),
     "pack_int8": (c_void_p, c_void_p, c_void_p, c_long, c_long, c_long),
-    "linear_numbers": (*(c_void_p,) * 4, *(c_long,) * 5, c_int, c_int),
-    "linear_int8": (*(c_void_p,) * 8, *(c_long,) * 5, c_int, c_int),
     "norm_rows": (c_void_p, c_void_p, c_float, c_void_p, c_long, c_long, c_int),
-    "quantize_rows": (c_void_p, c_void_p, c_float, *(c_void_p,) * 4, c_long, c_long, c_int),
+    "multiply": (ctypes.POINTER(Passage), ctypes.POINTER(Matrix), c_void_p, c_void_p, c_int, ctypes.POINTER(Norm)),
     "rotate_and_store": (ctypes.POINTER(Heads),),
     "decode_attention": (ctypes.POINTER(Decode),),
     "prefill_attention": (ctypes.POINTER(Prefill),),
+    **{
+        name: (ctypes.POINTER(Forward), c_long)
+        for name in ("begin_layer", "attend_layer", "finish_layer", "run_layers")
+    },
 }
 
 
@@ -103,10 +156,12 @@ class Library:
             raise NativeUnavailableError(f"{path} cannot be used: {error}") from error
         self.pack_numbers = library.pack_numbers
         self.pack_int8 = library.pack_int8
-        self.linear_numbers = library.linear_numbers
-        self.linear_int8 = library.linear_int8
         self.norm_rows = library.norm_rows
-        self.quantize_rows = library.quantize_rows
+        self.multiply = library.multiply
         self.rotate_and_store = library.rotate_and_store
         self.decode_attention = library.decode_attention
         self.prefill_attention = library.prefill_attention
+        self.begin_layer = library.begin_layer
+        self.attend_layer = library.attend_layer
+        self.finish_layer = library.finish_layer
+        self.run_layers = library.run_layers

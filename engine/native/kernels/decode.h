@@ -66,5 +66,7 @@ INLINE __m512i woven_right(__m512i a, __m512i b) {
     return _mm512_permutex2var_epi16(a, _mm512_loadu_si512(order), b);
 }
 
+void decode_attention(const Decode *d);
+
 /* One part of one row into its `partial`. */
 void attend(const Decode *d, const Part *p, float *partial);

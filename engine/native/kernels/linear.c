@@ -7,6 +7,7 @@
  * Packed for tiles: [groups of 64 columns][inputs / 32][4 blocks][16 pairs of inputs][16 columns][2];
  * else: [groups of 64 columns][2][words of inputs][32 columns][PER_WORD].
  */
+#include "linear.h"
 #include "passes.h"
 
 /* Where a group's `column` has the PER_WORD inputs of `word`, in words. */
@@ -199,7 +200,7 @@ static void task(const void *job, long number, int thread) {
 }
 
 /* x [rows, inputs] by packed weights of `groups` * 64 columns -> out, as `mode` says. inputs: a multiple of 32. */
-EXPORT void linear_numbers(const num *x, const num *w, const float *bias, void *out, long rows, long inputs, long groups,
+void linear_numbers(const num *x, const num *w, const float *bias, void *out, long rows, long inputs, long groups,
                         long width, long stride, int mode, int threads) {
     Product product = {x, w, rows, inputs, groups, {out, bias, width, stride, mode}};
     run_tasks(task, &product, task_count(rows, groups * TASKS_OF_GROUP), threads);

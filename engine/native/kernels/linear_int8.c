@@ -4,6 +4,7 @@
  * Packed for tiles: [groups of 64 columns][inputs / 64][4 blocks][16 fours of inputs][16 columns][4];
  * else: [groups of 64 columns][2][inputs / 4][32 columns][4].
  */
+#include "linear.h"
 #include "passes.h"
 
 #define STRETCH 254.0f
@@ -223,7 +224,7 @@ static void task(const void *job, long number, int thread) {
 }
 
 /* high, low [rows, inputs] and row_scales [rows] by packed weights -> out, as `mode` says. inputs: multiple of 64. */
-EXPORT void linear_int8(const int8_t *high, const int8_t *low, const float *row_scales, const int8_t *packed,
+void linear_int8(const int8_t *high, const int8_t *low, const float *row_scales, const int8_t *packed,
                         const float *scales, const int32_t *sums, const float *bias, void *out, long rows, long inputs,
                         long groups, long width, long stride, int mode, int threads) {
     Product product = {{high, low, row_scales, inputs}, {packed, scales, sums}, rows, groups, {out, bias, width, stride, mode}};

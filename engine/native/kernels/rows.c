@@ -1,5 +1,5 @@
 /* What happens to a row between two products: norms, quantization, rotation, the way into the cache. */
-#include "common.h"
+#include "rows.h"
 
 /* What RMS norm multiplies x [width] by. Four sums at a time, which do not wait for each other. */
 INLINE float mean_square_scale(const num *x, long width, float eps) {
@@ -121,23 +121,11 @@ static void quantize_task(const void *job, long task, int thread) {
 
 /* x [rows, width], after an RMS norm where `weight` is given -> high, low [rows, width], scales [rows].
  * `scratch` holds threads * width floats. */
-EXPORT void quantize_rows(const num *x, const float *weight, float eps, int8_t *high, int8_t *low, float *scales,
+void quantize_rows(const num *x, const float *weight, float eps, int8_t *high, int8_t *low, float *scales,
                           float *scratch, long rows, long width, int threads) {
     Quantizing quantizing = {x, weight, high, low, scales, scratch, rows, width, eps};
     run_tasks(quantize_task, &quantizing, row_tasks(rows), threads);
 }
-
-/* Heads of one step's rows, and where their K/V go. */
-typedef struct {
-    num *qkv; /* [rows, (q_heads + 2 kv_heads) dim] */
-    num *k_slots, *v_slots; /* [slots, kv_heads, dim] */
-    const int64_t *slots, *positions; /* [rows] */
-    const float *cos, *sin; /* [positions, dim / 2] */
-    const float *head_norm; /* [q_heads + kv_heads, dim] or NULL */
-    long rows, q_heads, kv_heads, dim;
-    float eps;
-    int threads;
-} Heads;
 
 static void heads_task(const void *job, long task, int thread) {
     const Heads *h = job;

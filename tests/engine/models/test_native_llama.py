@@ -154,6 +154,38 @@ def test_a_prompt_has_the_same_bits_in_any_pieces_and_as_decode_rows(
         assert torch.equal(cache, found[0][1])
 
 
+class Elsewhere:
+    """The backend as one that the kernels know nothing of: asked for each layer."""
+
+    name = "elsewhere"
+
+    def __init__(self, backend: NativeBackend) -> None:
+        self.prepare, self.run = backend.prepare, backend.run
+
+
+@EACH
+@pytest.mark.parametrize("variant", ["llama", "windows"])
+def test_layers_in_one_call_and_one_by_one_are_the_same_bits(kernels: Kernels, variant: str) -> None:
+    config, found = VARIANTS[variant], []
+    for is_within in (True, False):
+        executor = native(config, kernels=kernels)
+        if not is_within:
+            executor._attention = Elsewhere(NativeBackend(library(kernels), windows=config.windows))
+        found.append((last_logits(executor, prompt(150), [16, 1, 133]), executor.kv_cache))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_model_finds_the_memory_of_each_executor_it_serves() -> None:
+    first = native(SMALL)
+    second = TorchExecutor(first._model, name="tiny", page_size=16, num_pages=32, attention=NativeBackend(library()))
+    want = last_logits(native(SMALL), prompt(37), [37])
+    for executor in (first, second, first):
+        executor.kv_cache.zero_()
+        assert torch.equal(last_logits(executor, prompt(37), [37]), want)
+        assert executor.kv_cache.any()
+
+
 def test_rows_that_nobody_wants_cost_no_logits_and_write_the_same_cache() -> None:
     executors = [native(SMALL) for _ in range(3)]
     for executor, rows in zip(executors, ([], [3, 36], list(range(37))), strict=True):
