@@ -124,11 +124,12 @@ class LatencyBook:
         slot.count += 1
         slot.ttft_ns += first.ttft_ns
         slot.refused_ns += first.refused_between_ns
-        slot.order_ns.update(dict(first.order_ns))
-        for at, spent in enumerate(first.parts):
-            slot.parts[at] += spent
-        for at, spent in enumerate(first.blockers):
-            slot.blockers[at] += spent
+        if first.order_ns:
+            slot.order_ns.update(dict(first.order_ns))
+        for into, times in ((slot.parts, first.parts), (slot.blockers, first.blockers)):
+            for at, spent in enumerate(times):
+                if spent:
+                    into[at] += spent
 
     def keep(self, first: First) -> int:
         """Rank `first` with the latest KEPT_FIRSTS; returns its number."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from engine.errors import RefusalCause
 from engine.scheduler.plan import StepTimes
@@ -79,6 +79,17 @@ class Books:
         cells[cell + bisect_left(bounds, value)] += count
         cells[cell + len(bounds) + 1] += value * count
 
+    def observe_each(self, cells: Sequence[int], values: Sequence[int]) -> None:
+        """One observation in each of several histograms, as `observe`."""
+        for cell, value in zip(cells, values, strict=True):
+            if value < 0 or cell < self.split:
+                self.observe(cell, value)
+                continue
+            bounds, at = self.bounds[cell], cell - self.split
+            self._seldom[at + bisect_left(bounds, value)] += 1
+            self._seldom[at + len(bounds) + 1] += value
+        self._seldom_copy = None
+
     def bucket(self, cell: int, value: int) -> int:
         """The cell that counts `value`, of the histogram that begins at `cell`."""
         return cell + bisect_left(self.bounds[cell], value)
@@ -88,6 +99,15 @@ class Books:
         if self._seldom_copy is None:
             self._seldom_copy = tuple(self._seldom)
         return tuple(self.cells), self._seldom_copy
+
+
+class StepCells(NamedTuple):
+    """Cells of one kind of step."""
+
+    steps: int
+    seconds: int
+    tokens: int
+    requests: int
 
 
 class CheckerCounts(Protocol):

@@ -10,7 +10,7 @@ others count (checker, sinks) is asked for at scrape time, by `telemetry.exposit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from engine.clock import Clock
 from engine.config import EngineConfig
@@ -29,7 +29,7 @@ from engine.scheduler.decision import ADMITTED
 from engine.scheduler.plan import StepKind
 from invariants.members import FINISHED, WAITING
 from telemetry.exemplars import Exemplars
-from telemetry.metric_books import cuts_of
+from telemetry.metric_books import StepCells, cuts_of
 from telemetry.metric_catalog import KV_STATES, LEDGERS, NS, PHASES, POSITION_OF, LiveState
 from telemetry.observe import BLOCKERS
 from telemetry.request_metrics import RequestMetrics
@@ -38,15 +38,6 @@ from telemetry.timeline import TimelineTracker
 
 #: Width of a page id in PagesMoved.
 PAGE_ID_BYTES: Final = 4
-
-
-class _StepCells(NamedTuple):
-    """Cells of one kind of step."""
-
-    steps: int
-    seconds: int
-    tokens: int
-    requests: int
 
 
 #: Plans whose completion is awaited: at most two are in flight, more only where completions were lost on the way here.
@@ -89,6 +80,8 @@ class MetricsSink(RequestMetrics):
         self._passed_over = 0
         self._in_batches = in_batches
         self._due_ns: int | None = None
+        #: Since a step last told the count of all pages, in which every move before it is.
+        self._moves: list[PagesMoved] = []
         self._published = self._books.copy()
         #: Waits until what was emitted before is counted; False when that takes too long. Set by whoever feeds this
         #: from a thread of its own; whoever feeds it directly is never behind.
@@ -106,7 +99,7 @@ class MetricsSink(RequestMetrics):
         self._waited_cell = at["waiting_request_seconds_total", BLOCKERS[0]]
         self._state_cell = at["requests", LiveState.WAITING]
         families = ("steps_total", "step_seconds", "step_tokens", "step_requests")
-        self._step_cells = {kind: _StepCells(*(at[name, kind] for name in families)) for kind in StepKind}
+        self._step_cells = {kind: StepCells(*(at[name, kind] for name in families)) for kind in StepKind}
         self._plan_cell = at["plan_seconds", ""]
         self._tokens_cell = at["generation_tokens_total", ""]
         self._heartbeat_cell = at["heartbeat_timestamp_seconds", ""]
@@ -129,7 +122,7 @@ class MetricsSink(RequestMetrics):
             AdmissionDecided: self._decided,
             StepPlanned: self._planned,
             StepCompleted: self._completed,
-            PagesMoved: self._moved,
+            PagesMoved: self._moves.append if in_batches else self._moved,
             ResponseSent: self._responded,
         }
         #: When the oldest waiting request came, None when nobody waits. Read by scrapes.
@@ -210,6 +203,7 @@ class MetricsSink(RequestMetrics):
         limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size or 0, pool, pool, self._max_rows)
         for ledger, limit in zip(LEDGERS, limits, strict=True):
             self._set("ledger_limit_tokens", limit, ledger)
+        self._move()
         self._set("kv_pages_capacity", event.num_pages)
         self._set("kv_pages", event.num_pages, "free")
         self._set("new_token_ratio", round(scheduler.initial_new_token_ratio * NS))
@@ -306,9 +300,14 @@ class MetricsSink(RequestMetrics):
         cells[self._page_cells[event.source]] -= count
         cells[self._page_cells[event.target]] += count
 
+    def _move(self) -> None:
+        """Count the moves that wait."""
+        while self._moves:
+            self._moved(self._moves.pop())
+
     def _pages(self, pages: tuple[int, int, int, int]) -> None:
-        at = self._pages_cell
-        self._books.cells[at : at + len(KV_STATES)] = pages
+        self._books.cells[self._pages_cell : self._pages_cell + len(KV_STATES)] = pages
+        self._moves.clear()
 
     def _completed(self, event: StepCompleted) -> None:
         plan, positions = self._plans.pop(event.step, (None, []))
@@ -379,6 +378,7 @@ class MetricsSink(RequestMetrics):
             self._show(due_ns)
 
     def _show(self, t_ns: int) -> None:
+        self._move()
         timeline, cells = self._timeline, self._books.cells
         queue = timeline.queue
         queue.advance(t_ns)

@@ -7,7 +7,7 @@ until a request ends; a caller that never reports the end of its response is clo
 from __future__ import annotations
 
 import struct
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
@@ -73,13 +73,14 @@ class ViolationNote(Protocol):
     def rid(self) -> str | None: ...
 
 
-def _pages_by_row(claims: list[PagesMoved]) -> Counter[int]:
-    pages: Counter[int] = Counter()
+def _pages_of(row: int, claims: list[PagesMoved]) -> int:
+    """Pages that these claims gave to one row."""
+    pages, label = 0, f"r:{row}"
     for claim in claims:
         if claim.owners:
-            pages.update(struct.unpack(f"<{len(claim.owners) // _PAGE_BYTES}i", claim.owners))
-        else:
-            pages[int(claim.owner.removeprefix("r:"))] += len(claim.pages) // _PAGE_BYTES
+            pages += struct.unpack(f"<{len(claim.owners) // _PAGE_BYTES}i", claim.owners).count(row)
+        elif claim.owner == label:
+            pages += len(claim.pages) // _PAGE_BYTES
     return pages
 
 
@@ -257,11 +258,10 @@ class SpanSink:
 
     def _planned(self, event: StepPlanned) -> None:
         claims, self._claims = self._claims, []
-        claimed = _pages_by_row(claims) if event.prefills else {}
         for row in event.prefills:
             facts = self._facts.get(row.rid)
             if facts is not None:
-                facts.claimed[event.step] = claimed[self._row_of.get(row.rid, -1)]
+                facts.claimed[event.step] = _pages_of(self._row_of.get(row.rid, -1), claims)
         for victim in event.retractions:
             facts = self._facts.get(victim.rid)
             if facts is not None:

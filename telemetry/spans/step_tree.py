@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -42,7 +42,8 @@ class RunningMedian:
         self._order.append(value)
         insort(self._sorted, value)
         if len(self._order) > _MEDIAN_OF:
-            self._sorted.remove(self._order.popleft())
+            # By search, not by a walk: most of the numbers are in no cache by now.
+            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
 
     @property
     def value(self) -> int | None:
