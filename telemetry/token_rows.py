@@ -1,7 +1,7 @@
 """Who got a token. Owns: the names of a step's rows, and how they differ from those of the step before.
 
-Several listeners of one engine ask this of the same step, one after the other, and with the same answer to the step
-before. So the latest answer is kept: it depends on what it was asked for and on nothing else.
+Several listeners of one engine ask this of the same steps, one listener after the other, and with the same answer to
+the step before. So the latest answers are kept: each depends on what it was asked for and on nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from engine.scheduler.plan import OutcomeRow
 
 #: As many newcomers are put in order one by one; more by a walk over all rows.
 _FEW: Final = 4
+#: Answers kept: more than the steps that one listener is handed before the next listener is (`shared_sink.BATCH`).
+_KEPT: Final = 20
 
 
 class RowChange(NamedTuple):
@@ -35,16 +37,18 @@ class _Answer(NamedTuple):
     members: frozenset[str]
 
 
-#: One thread reads it while another sets it: both see a whole answer, or another one, which is no answer of theirs.
-_latest: _Answer = _Answer((), (), RowChange((), (), ()), frozenset())
+#: The latest first. One thread reads them while another sets them: both see whole answers, theirs or not.
+_latest: tuple[_Answer, ...] = (_Answer((), (), RowChange((), (), ()), frozenset()),)
 
 
 def change_of(before: tuple[str, ...], rows: tuple[OutcomeRow, ...]) -> RowChange:
     """What changed from the step whose rows were `before`, in the words of an earlier answer."""
-    global _latest  # noqa: PLW0603 - a pure function remembers its last answer
-    latest = _latest
-    if rows is latest.rows and before is latest.before:
-        return latest.change
+    global _latest  # noqa: PLW0603 - a pure function remembers its last answers
+    answers = _latest
+    for answer in answers:
+        if rows is answer.rows and before is answer.before:
+            return answer.change
+    latest = answers[0]
     rids = tuple([row.rid for row in rows])
     if rids == before:
         change, members = RowChange(before, (), ()), latest.members if before is latest.change.rids else frozenset(rids)
@@ -57,7 +61,7 @@ def change_of(before: tuple[str, ...], rows: tuple[OutcomeRow, ...]) -> RowChang
         else:
             ordered = tuple([rid for rid in rids if rid in came])
         change = RowChange(rids, ordered, tuple(old - members))
-    _latest = _Answer(before, rows, change, members)
+    _latest = (_Answer(before, rows, change, members), *answers[: _KEPT - 1])
     return change
 
 
