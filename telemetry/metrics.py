@@ -68,10 +68,8 @@ class MetricsSink(RequestMetrics):
         super().__init__(expects_responses=expects_responses, late_ns=late_ns, ttft_ns=ttft_ns, exemplars=exemplars)
         self.clock = clock
         self.build: dict[str, str] | None = None
-        self._page_size = 1
-        self._max_rows = 0
-        self._wall_offset_ns = 0
-        self._last_applied_ns = self._last_ready_ns = 0
+        self._page_size, self._max_rows = 1, 0
+        self._wall_offset_ns = self._last_applied_ns = self._last_ready_ns = 0
         self._idle_since_ns: int | None = None
         self._begin()
         self._busy_before = False
