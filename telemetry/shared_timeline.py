@@ -63,7 +63,7 @@ class SharedTimeline:
                 its = calls(type(event))
                 if its is not None:
                     self._event = event
-                    spans.now_ns = event.t_ns
+                    spans.now_ns, spans.now_seq = event.t_ns, event.seq
                     for place, handle in its:
                         try:
                             handle(event)
@@ -71,7 +71,7 @@ class SharedTimeline:
                             self._fault(place, error)
                 if not is_run:
                     self._note(event)
-            spans.now_ns = events[-1].t_ns
+            spans.now_ns, spans.now_seq = events[-1].t_ns, events[-1].seq
             if is_run:
                 spans.note_run(events)
             self._model.note_run(events)

@@ -71,6 +71,8 @@ class ViolationNote(Protocol):
     def step(self) -> int: ...
     @property
     def rid(self) -> str | None: ...
+    @property
+    def evidence(self) -> tuple[int, ...]: ...
 
 
 def _pages_of(row: int, claims: list[PagesMoved]) -> int:
@@ -140,7 +142,8 @@ class SpanSink:
         self._kept_steps: OrderedDict[int, None] = OrderedDict()
         self._buckets = (TokenBucket(self._rate), TokenBucket(self._rate))
         self._broken: dict[int, list[tuple[str, str, str]]] = {}
-        self.now_ns = 0
+        #: Of the event at hand.
+        self.now_ns = self.now_seq = 0
         self._handlers = handlers_of(self._timeline, self.phases())
 
     def phases(self) -> Phases:
@@ -155,8 +158,8 @@ class SpanSink:
         return Phases(before, {StepCompleted: self._completed, ResponseSent: self._responded})
 
     def share(self, tracker: TimelineTracker) -> None:
-        """From now on somebody else feeds `tracker`, this and others: with `now_ns` set before what `phases` says, and
-        `note` called after it. Before the first event."""
+        """From now on somebody else feeds `tracker`, this and others: with `now_ns` and `now_seq` set before what
+        `phases` says, and `note` called after it. Before the first event."""
         self._shared = self._timeline = tracker
         self._handlers = handlers_of(tracker, self.phases())
 
@@ -173,7 +176,7 @@ class SpanSink:
     def feed(self, events: Iterator[AnyEvent]) -> None:
         """Take several. Raises what one of them raises; those after it are still in `events`."""
         for event in events:
-            self.now_ns = event.t_ns
+            self.now_ns, self.now_seq = event.t_ns, event.seq
             for handle in self._handlers.get(type(event), ()):
                 handle(event)
             self.note(event)
@@ -304,7 +307,8 @@ class SpanSink:
         return None if facts is None else (facts.trace_id, request_span_id(facts.trace_id, rid))
 
     def _take_notes(self) -> None:
-        while self._notes:
+        # Whoever judges may be some events ahead: of a request at fault, nothing may be known here yet.
+        while self._notes and max(self._notes[0].evidence, default=0) <= self.now_seq:
             note = self._notes.popleft()
             self._broken.setdefault(note.step, []).append((note.id, note.expected, note.found))
             facts = self._facts.get(note.rid) if note.rid is not None else None

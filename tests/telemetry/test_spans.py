@@ -269,6 +269,21 @@ def test_a_broken_law_is_an_event_on_the_step_and_on_the_request() -> None:
     assert steps[0][0].links == ((root.trace_id, root.span_id),)
 
 
+def test_a_law_that_broke_ahead_of_the_spans_waits_for_its_request() -> None:
+    """A worker hands the checker some steps before it hands them to the spans."""
+    run, sink, output = started(sample_ratio=0.0)
+    run.add("r1", 8, 3, ignore_eos=True)
+    run.timed_step()
+    ahead = sink.now_seq + 6
+    sink.note_violation(
+        Violation(id="INV-PAGE-01", law="", expected="8", found="7", step=2, rid="r2", evidence=(ahead,))
+    )
+    run.timed_step()
+    run.add("r2", 8, 3, ignore_eos=True)
+    run.finish_all()
+    assert output.of("r2")[0].attributes["admitscope.kept_because"] == "violation"
+
+
 def test_a_slow_step_is_kept_and_linked_with_its_requests() -> None:
     run, _, output = started(sample_ratio=1.0)
     run.add("r1", 8, 60, ignore_eos=True)
