@@ -19,7 +19,7 @@ import torch
 from bench.gpu_check.random_model import EIGHT_BILLION, SMALL, random_model
 from bench.gpu_check.report import Finding
 from bench.gpu_check.rig import Rig
-from bench.overhead import everything, receiver
+from bench.watched_load import everything, receiver
 from engine.attention.flashinfer import HeadShape
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig

@@ -56,7 +56,8 @@ class TorchExecutor:
     ) -> None:
         config = model.config
         context = config.max_context_tokens if max_context_tokens is None else max_context_tokens
-        self._model = model
+        #: Others may have the same: K/V are the executor's.
+        self.model = model
         self._attention = attention
         self._info = ExecutorInfo(
             model=name,
@@ -130,7 +131,7 @@ class TorchExecutor:
                 batch.token_ids, meta.positions.astype(np.int64), meta.out_slots, np.array(rows, dtype=np.int64)
             )
             self._take_over(batch, token_ids)
-            return self._model.forward(
+            return self.model.forward(
                 token_ids,
                 positions,
                 out_slots,

@@ -178,7 +178,7 @@ def test_layers_in_one_call_and_one_by_one_are_the_same_bits(kernels: Kernels, v
 
 def test_a_model_finds_the_memory_of_each_executor_it_serves() -> None:
     first = native(SMALL)
-    second = TorchExecutor(first._model, name="tiny", page_size=16, num_pages=32, attention=NativeBackend(library()))
+    second = TorchExecutor(first.model, name="tiny", page_size=16, num_pages=32, attention=NativeBackend(library()))
     want = last_logits(native(SMALL), prompt(37), [37])
     for executor in (first, second, first):
         executor.kv_cache.zero_()
