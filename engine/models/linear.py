@@ -10,6 +10,9 @@ Three layouts, chosen once at load (bench/executor_steps.py prints what they giv
 In bfloat16 oneDNN takes another kernel for another number of rows, and another kernel rounds otherwise: a token may
 change with its company. So bfloat16 products have one of a few row counts that a trial at load found to agree bit for
 bit; fewer rows are filled up. A row is then the same bits alone and in company.
+
+oneDNN keeps what it has compiled for a shape, some hundred KiB a row count and matrix, for a thousand shapes. float32
+products have one of a few row counts too, closer to each other: there nothing has to agree, and zeros cost time.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from torch.nn.functional import linear
 
 #: Row counts that are tried, largest first.
 ROW_COUNTS: Final = (256, 192, 128, 96, 64, 48, 32, 16)
+#: Of float32, largest first. A few rows cost what reading the weights costs.
+FLOAT32_ROW_COUNTS: Final = (
+    256, 224, 192, 160, 128, 112, 96, 80, 64, 56, 48, 40, 32, 28, 24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1,
+)  # fmt: skip
 #: Batches that a choice among them is judged by.
 _USUAL_ROWS: Final = (1, 8, 32, 64, 128, 256)
 #: What reading the weights costs beside a product, in rows (SmolLM2's layers: a row costs 1/190 of them).
@@ -45,14 +52,14 @@ class Fill:
         self._views: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def up(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """x [R, in] bfloat16 -> [count, in], valid until the next call. R < count."""
+        """x [R, in], of the layers' one type -> [count, in], valid until the next call. R < count."""
         rows, width = x.shape
         key = (width, rows, count)
         if (views := self._views.get(key)) is None:
             memory = self._memory.get(width)
             if memory is None:
                 with torch.inference_mode(False):  # memory made within that mode cannot be written outside
-                    memory = self._memory[width] = torch.zeros(ROW_COUNTS[0], width, dtype=torch.bfloat16)
+                    memory = self._memory[width] = torch.zeros(ROW_COUNTS[0], width, dtype=x.dtype)
             views = self._views[key] = memory[:rows], memory[:count]
         views[0].copy_(x)
         return views[1]
@@ -86,6 +93,8 @@ class Linear:
             self._multiply_packed = torch.ops.mkldnn._linear_pointwise.default
             if weight.dtype is torch.bfloat16:
                 self._row_counts = self._agreeing_row_counts(*weight.shape)
+            else:
+                self._row_counts = FLOAT32_ROW_COUNTS
         elif weight.dtype is torch.float32 and weight.device.type == "cpu":
             self._transposed, self.layout = weight.t().contiguous(), "transposed"
         else:
@@ -98,7 +107,7 @@ class Linear:
                 return torch.addmm(self._bias, x, self._transposed)
             return torch.mm(x, self._transposed)
         if self._packed is not None:
-            return self._in_row_counts(x) if self._row_counts else self._packed_product(x)
+            return self._in_row_counts(x)
         assert self._stored is not None
         return linear(x, self._stored, self._bias)
 
@@ -119,7 +128,7 @@ class Linear:
         return y
 
     def _in_row_counts(self, x: torch.Tensor) -> torch.Tensor:
-        """The product of x [R, in] by parts that each have one of the agreeing row counts."""
+        """The product of x [R, in] by parts that each have one of the row counts."""
         if x.shape[0] <= self._row_counts[0]:
             return self._filled_up(x)
         return torch.cat([self._filled_up(x[part]) for part in self._parts(x.shape[0])])

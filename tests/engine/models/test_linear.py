@@ -95,6 +95,28 @@ def test_row_counts_that_do_not_agree_are_not_mixed(monkeypatch: pytest.MonkeyPa
     linear._agreeing.clear()
 
 
+def test_a_product_in_float32_is_asked_for_in_few_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps code and memory for each: a server whose batches have every length would grow by a gigabyte."""
+    generator = torch.Generator().manual_seed(5)
+    weight, x = torch.randn(24, 16, generator=generator), torch.randn(700, 16, generator=generator)
+    layer = Linear(weight)
+    if layer.layout != "packed":
+        pytest.skip("this build of torch packs no weights")
+    asked: set[int] = set()
+    product = Linear._packed_product
+
+    def noted(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        asked.add(len(x))
+        return product(self, x)
+
+    monkeypatch.setattr(Linear, "_packed_product", noted)
+    want = x @ weight.T
+    for rows in range(701):
+        assert torch.allclose(layer(x[:rows]), want[:rows], atol=1e-4)
+        assert torch.allclose(layer.add_to(torch.ones(rows, 24), x[:rows]), want[:rows] + 1, atol=1e-4)
+    assert len(asked) < 30
+
+
 @pytest.mark.parametrize("rows", [3, 256, 300, 513])
 def test_a_long_product_is_added_part_by_part_to_the_same_bits(rows: int) -> None:
     generator = torch.Generator().manual_seed(3)
