@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from engine.errors import RefusalCause
@@ -78,17 +78,6 @@ class Books:
             cells, cell, self._seldom_copy = self._seldom, cell - self.split, None
         cells[cell + bisect_left(bounds, value)] += count
         cells[cell + len(bounds) + 1] += value * count
-
-    def observe_each(self, cells: Sequence[int], values: Sequence[int]) -> None:
-        """One observation in each of several histograms, as `observe`."""
-        for cell, value in zip(cells, values, strict=True):
-            if value < 0 or cell < self.split:
-                self.observe(cell, value)
-                continue
-            bounds, at = self.bounds[cell], cell - self.split
-            self._seldom[at + bisect_left(bounds, value)] += 1
-            self._seldom[at + len(bounds) + 1] += value
-        self._seldom_copy = None
 
     def bucket(self, cell: int, value: int) -> int:
         """The cell that counts `value`, of the histogram that begins at `cell`."""

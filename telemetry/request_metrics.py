@@ -87,7 +87,8 @@ class RequestMetrics:
         if self.exemplars is not None:
             bucket = self._books.bucket(cell, ttft_ns)
             self.exemplars.note(bucket, request, ttft_ns, request.cursor_ns, late=ttft_ns > self._ttft_ns)
-        self._books.observe_each(self._part_cells, request.parts)
+        for at, cell in enumerate(self._part_cells):
+            self._books.observe(cell, request.parts[at])
         self._books.add(self._residual_cell, abs(ttft_ns - sum(request.parts)))
 
     def on_gaps(self, gap_ns: int, count: int, *, queued: bool = False) -> None:
