@@ -208,7 +208,9 @@ class NativeLlama:
 
     def _find(self, caches: list[LayerCache]) -> None:
         """Where each layer has its K/V: looked up again when an executor comes with other memory."""
-        if caches[0].k.data_ptr() == self._forms[0].k and caches[-1].k.data_ptr() == self._forms[-1].k:
+        # Both ends: new memory of another size may begin where the old one began.
+        first, last = caches[0].k.data_ptr(), caches[-1].v.data_ptr()
+        if (first, last) == (self._forms[0].k, self._forms[-1].v):
             return
         for form, cache in zip(self._forms, caches, strict=True):
             form.k, form.v = cache.k_slots.data_ptr(), cache.v_slots.data_ptr()

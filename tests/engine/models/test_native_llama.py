@@ -12,7 +12,7 @@ from engine.attention.cpu import CpuBackend
 from engine.attention.native import NativeBackend
 from engine.executor.manual import ManualDriver
 from engine.executor.torch_executor import TorchExecutor
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, LayerCache
 from engine.models.llama import LlamaModel
 from engine.models.llama_config import LlamaConfig
 from engine.models.native_llama import NativeLlama, misfit
@@ -184,6 +184,24 @@ def test_a_model_finds_the_memory_of_each_executor_it_serves() -> None:
         executor.kv_cache.zero_()
         assert torch.equal(last_logits(executor, prompt(37), [37]), want)
         assert executor.kv_cache.any()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_model_finds_memory_of_another_size_that_begins_where_the_old_one_began(layers: int) -> None:
+    """As when an executor is closed and a smaller one made: the old places would be beyond its end."""
+    config = dataclasses.replace(SMALL, num_layers=layers)
+    executor = native(config)
+    memory = executor.kv_cache.flatten()
+    for pages in (executor.info().num_pages, 8):
+        smaller = memory.zero_()[: len(memory) * pages // executor.info().num_pages]
+        executor.kv_cache = smaller.view(layers, 2, pages, *executor.kv_cache.shape[3:])
+        executor._layer_caches = [
+            LayerCache(k=k, v=v, k_slots=k.flatten(0, 1), v_slots=v.flatten(0, 1)) for k, v in executor.kv_cache
+        ]
+        driver = ManualDriver(executor)
+        driver.step([(driver.add("r", prompt(37)), 37)])
+        assert executor.kv_cache[:, :, :2].count_nonzero() > 0.99 * executor.kv_cache[:, :, :2].numel()
+        assert not memory[len(smaller) :].any()
 
 
 def test_rows_that_nobody_wants_cost_no_logits_and_write_the_same_cache() -> None:
