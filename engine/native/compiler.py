@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Final
 
 _SOURCES: Final = Path(__file__).parent / "kernels"
-#: Without products and sums joined where the compiler likes: kernels that agree bit for bit must round alike.
+#: Without products and sums joined where the compiler likes: kernels that agree bit for bit must round alike. They call
+#: each other, never what another library of this process has under the same name (a plain word, as `multiply`).
 _FLAGS: Final = (
     "-std=gnu11", "-O3", "-march=native", "-ffp-contract=off",
-    "-pthread", "-shared", "-fPIC", "-fvisibility=hidden",
+    "-pthread", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic",
 )  # fmt: skip
 #: What every kernel uses, in the words of /proc/cpuinfo.
 _NEEDED: Final = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")

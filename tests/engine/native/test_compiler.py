@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -46,6 +47,30 @@ def test_a_library_is_made_once_and_kept_for_its_owner(folder: Path, monkeypatch
     assert path.stat().st_mtime_ns == made
     assert [entry.name for entry in folder.iterdir()] == [path.name]
     assert Library(path).has_tiles == compiler.may_use_tiles()
+
+
+#: Loads its first argument for everybody, then the kernels of the second: an empty batch is enough to be led astray.
+BESIDE_ANOTHER = """
+import ctypes, sys
+from pathlib import Path
+from engine.native.library import Forward, Heads, Layer, Library
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+kernels, heads, layers = Library(Path(sys.argv[2])), Heads(), (Layer * 1)()
+forward = Forward(layers=ctypes.addressof(layers), heads=ctypes.addressof(heads))
+kernels.begin_layer(ctypes.byref(forward), 0)
+kernels.finish_layer(ctypes.byref(forward), 0)
+"""
+
+
+def test_kernels_call_each_other_whatever_else_has_their_names(tmp_path: Path) -> None:
+    named, other = compiler._compiler(), tmp_path / "other.so"
+    assert named is not None
+    names = ("multiply", "norm_rows", "rotate_and_store", "decode_attention", "prefill_attention")
+    source = "#include <stdlib.h>\n" + "".join(f"void {name}(void) {{ abort(); }}\n" for name in names)
+    compiling = [*named, "-shared", "-fPIC", "-xc", "-", "-o", str(other)]
+    subprocess.run(compiling, input=source, text=True, check=True)
+    for path in (Build(tiles=False).wait(), Build(float32=True).wait()):
+        subprocess.run([sys.executable, "-c", BESIDE_ANOTHER, str(other), str(path)], check=True)
 
 
 def test_with_and_without_matrix_units_are_two_libraries() -> None:
