@@ -235,11 +235,26 @@ def _binding(passes: PassesAnswer | None) -> Answer:
         )
     if others:
         rest += "; " + ", ".join(f"{other} {f.count(n)}" for other, n in others[:2])
+    since = _full_since(rows, name)
+    if since is not None:
+        rest += "; " + t(
+            "step {step} refused somebody for it, and since then the full flag let no pass look at anybody",
+            step=f.count(since),
+        )
+        return f"{name}:", rest, {"view": "admission", "step": since}
     bound = [step for step, reason in (*ends, *kept_out) if f.limit_name(reason) == name]
     # A pass that still stood at an older refusal looked at nobody: the refusal itself is what one wants to see.
     looked = {row.step for row in made if row.candidates}
     last = max((step for step in bound if step in looked), default=max(bound))
     return f"{name}:", rest, {"view": "admission", "step": last}
+
+
+def _full_since(rows: Sequence[PassRow], name: str) -> int | None:
+    """The step that refused for `name` and marked the batch full, where it lies before all of `rows`; else None."""
+    steps = [row.full_since for row in rows if row.full_by is not None and f.limit_name(row.full_by) == name]
+    since = max((step for step in steps if step is not None), default=None)
+    looked = any(row.end not in {None, "skipped"} and row.end_reason != "full_flag_set" for row in rows)
+    return None if looked or since is None or since >= rows[0].step else since
 
 
 def _held_by_limit(rows: Sequence[PassRow]) -> Counter[str]:
@@ -265,7 +280,7 @@ def _causes(rows: Sequence[PassRow]) -> tuple[list[_End], list[_End]]:
         if row.end is None or (not is_pass and reason not in _LIMITS_WITHOUT_PASS):
             continue
         if reason == "full_flag_set":
-            reason = before or reason
+            reason = row.full_by or before or reason
         elif is_pass:
             before = "" if reason == "queue_end" else reason
         if reason != "queue_end":

@@ -75,6 +75,8 @@ def _pass_row(model: ReadModel, row: StepRow, last: StepRow | None) -> PassRow:
         end=end.stop if end is not None else None,
         end_reason=end.stopped_by if end is not None else None,
         end_rid=end.rid if end is not None else None,
+        full_by=row.full_by[0] if row.full_by is not None else None,
+        full_since=row.full_by[1] if row.full_by is not None else None,
         not_considered=end.not_considered if end is not None else 0,
         num_waiting=plan.num_waiting,
         num_running=plan.num_running,

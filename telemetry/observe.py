@@ -136,6 +136,8 @@ class PassRow(Value):
     end            queue_end, result, budget, slots, skipped; None when no pass was made
     end_reason     closed reason code that ended the pass
     end_rid        the request at which it ended
+    full_by        where end_reason is full_flag_set: the reason of the refusal that set the flag; None: not known
+    full_since     the step of that refusal
     candidates     decisions in the order made
     step_s         whole step once it is applied, from the begin of its plan; None while it runs
     behind_s       part of step_s in which the step before was still computed; 0 where steps do not overlap
@@ -158,6 +160,8 @@ class PassRow(Value):
     end: str | None = None
     end_reason: str | None = None
     end_rid: str | None = None
+    full_by: str | None = None
+    full_since: int | None = None
     not_considered: int = 0
     num_waiting: int = 0
     num_running: int = 0

@@ -34,11 +34,12 @@ class PassEnds:
     for.
     """
 
-    __slots__ = ("_ns", "_passes", "_refused", "_steps", "_sums", "reason")
+    __slots__ = ("_ns", "_passes", "_steps", "_sums", "full_by", "reason")
 
     def __init__(self) -> None:
         self.reason: Reason | None = None
-        self._refused: Reason | None = None
+        #: What ended the last pass that looked at anybody, and its step: where the batch is marked full, that did it.
+        self.full_by: tuple[Reason, int] | None = None
         self._sums: Stand = {}
         #: Of the present reason, and not in its sum yet.
         self._ns = self._passes = self._steps = 0
@@ -47,14 +48,14 @@ class PassEnds:
         """The latest end stood for `ns` more."""
         self._ns += ns
 
-    def passed(self, end: PassEnd) -> None:
-        """A step was planned, with a pass or without one."""
+    def passed(self, end: PassEnd, step: int) -> None:
+        """`step` was planned, with a pass or without one."""
         is_pass, reason = end.stop != _SKIPPED, end.stopped_by
         if reason is Reason.FULL_FLAG_SET:
-            reason = self._refused or reason
+            reason = self.full_by[0] if self.full_by is not None else reason
         elif is_pass or reason is Reason.ROWS_EXHAUSTED:
             # A step that has no row for anybody makes no pass, and marks the batch full itself.
-            self._refused = reason
+            self.full_by = reason, step
         if reason is not self.reason:
             self._settle()
             self.reason = reason

@@ -172,7 +172,7 @@ class QueueWatch:
     def _note_pass(self, end: PassEnd, step: int) -> None:
         """A step that skips its pass makes none; and a full flag only repeats what an earlier pass found."""
         self.passes += end.stop != "skipped"
-        self.ends.passed(end)
+        self.ends.passed(end, step)
         if end.stopped_by is not Reason.FULL_FLAG_SET or self.last_pass is None:
             self.last_pass = end
         self.last_pass_step = step

@@ -201,7 +201,7 @@ class ReadModel:
 
     def _planned(self, event: StepPlanned) -> None:
         seen, self._pass = self._pass or SeenPass(self.tracker.queue), None
-        self.steps.append(StepRow(event, seen))
+        self.steps.append(StepRow(event, seen, self.tracker.queue.ends.full_by))
         if event.retractions or event.preempted:
             self.totals["retractions"] += sum(not victim.aborted for victim in event.retractions) + len(event.preempted)
         if event.evicted_pages:

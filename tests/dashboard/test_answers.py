@@ -170,6 +170,20 @@ def test_a_batch_that_is_still_full_counts_for_what_filled_it() -> None:
     assert line(Look(passes=passes("-full_flag_set")), "ledger")["head"] == "full flag set:"
 
 
+def test_a_full_flag_older_than_the_rows_is_told_by_the_refusal_that_set_it() -> None:
+    """The flag lets no pass begin, so that its cause soon leaves the steps shown: the rows know it still."""
+    told = passes("-full_flag_set", "-full_flag_set")
+    older = {"full_by": "kv_total_exhausted", "full_since": 0}
+    rows = tuple(row.model_copy(update=older) for row in told.passes)
+    said = line(Look(passes=o.PassesAnswer(**head(), passes=rows)), "ledger")
+    assert said["head"] == "KV total:"
+    assert said["rest"] == (
+        "it held admission in 2 of the last 2 steps (2 of them made no pass because of it); "
+        "step 0 refused somebody for it, and since then the full flag let no pass look at anybody"
+    )
+    assert said["go"] == {"view": "admission", "step": 0}
+
+
 def test_steps_of_an_empty_queue_are_no_passes_and_rows_name_their_setting() -> None:
     idle = line(Look(passes=passes("-queue_end", "-queue_end")), "ledger")
     assert idle["head"] == "No pass in the last 2 steps."

@@ -144,6 +144,22 @@ def test_fr_33_a_request_held_by_its_future_names_need_and_have() -> None:
     assert watched.entries()["waits"].blocker == "kv_total", "a latched full flag does not hide what filled it"
 
 
+def test_each_step_at_the_full_flag_knows_the_refusal_that_set_it() -> None:
+    watched = Watched(engine_config(num_pages=20, page_size=4))
+    watched.run.add("runs", 30, 30, ignore_eos=True)
+    watched.run.timed_step()
+    watched.run.add("waits", 30, 10)
+    for _ in range(4):
+        watched.run.timed_step()
+    refused, *later = watched.model.passes(4).passes
+    assert (refused.end_reason, refused.full_by, refused.full_since) == ("kv_total_exhausted", None, None)
+    assert {(row.end_reason, row.full_by, row.full_since) for row in later} == {
+        ("full_flag_set", "kv_total_exhausted", refused.step)
+    }
+    # What is asked for may begin after the refusal.
+    assert watched.model.passes(1).passes[0].full_by == "kv_total_exhausted"
+
+
 def test_fr_33_requests_behind_the_stopper_are_held_by_the_order_and_know_who_stopped() -> None:
     watched = Watched(engine_config(num_pages=20, page_size=4))
     watched.run.add("runs", 30, 30, ignore_eos=True)
