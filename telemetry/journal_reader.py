@@ -46,6 +46,13 @@ class Line(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}:{self.number}"
 
+    def damaged(self, error: RecordError) -> str:
+        """What is said of a line in the middle that is no record, `error` being why."""
+        return (
+            f"{self}: the line is damaged: it is not one whole record (it was altered, or two lines were cut and "
+            f"joined), so nothing can be told from there on. As read: {error}"
+        )
+
 
 class TornTail(NamedTuple):
     """Where a journal ends before its time, and why the rest was not read."""
@@ -58,6 +65,8 @@ class TornTail(NamedTuple):
         return f"{self.file}:{self.number}: {self.why}"
 
 
+#: Host and port, without what makes a URL of them.
+_LIKE_AN_ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
 _LATER_SEGMENT: Final = re.compile(r"\.\d{4}(?=\.jsonl$)")
 
 
@@ -89,7 +98,8 @@ def segment_files(path: Path) -> tuple[Path, ...]:
     while found := _plain_or_gzip(segment_path(base, len(files))):
         files.append(found)
     if not files:
-        raise JournalError(f"{base}: no such journal")
+        hint = f"; a live engine is http://{base}" if _LIKE_AN_ADDRESS.fullmatch(str(base)) else ""
+        raise JournalError(f"{base}: no such journal{hint}")
     if not _asked(files[0], lambda: files[0].stat().st_size):
         raise JournalError(f"{files[0]}: the file is empty: nothing was written to it")
     later = sorted(base.parent.glob(f"{base.stem}.[0-9][0-9][0-9][0-9]{base.suffix}*"))
@@ -146,7 +156,7 @@ class JournalReader:
                 raise JournalError(f"{line}: {error}") from error
             except RecordError as error:
                 if following is not None:
-                    raise JournalError(f"{line}: {error}") from error
+                    raise JournalError(line.damaged(error)) from error
                 self.torn = self.torn or TornTail(line.file, line.number, f"unreadable last line: {error}")
                 return
             if line.raw.startswith(_START):

@@ -8,11 +8,12 @@ signal ends what still runs; a third one ends the process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
 import socket
 from types import FrameType
-from typing import cast
+from typing import Final, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,6 +21,8 @@ from fastapi import FastAPI
 from engine.config import ServerConfig
 from engine.server.connection import LimitedConnection, protocol_for
 from engine.server.engine_thread import EngineThread
+
+_log: Final = logging.getLogger(__name__)
 
 #: Beyond the drain: time for ends to reach their clients.
 _FLUSH_S = 5
@@ -48,6 +51,9 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain or abort, close connections, then stop the application."""
+        if left := self._engine_thread.open_replies:
+            words = "finishing %d requests, for at most %g s; a second signal ends them at once"
+            _log.warning(words, left, self._drain_s)
         self._engine_thread.begin_shutdown(self._drain_s)
         # Who has not taken its end by then never will. Cut, a response ends in order; uvicorn would cancel it.
         asyncio.get_running_loop().call_later(self._drain_s + _FLUSH_S - _CUT_S, self._cut)

@@ -322,8 +322,12 @@ def test_the_engines_start_agrees_with_the_header_and_comes_once(numbered: Any, 
 
 
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"absent\.jsonl: no such journal"):
+    with pytest.raises(JournalError, match=r"absent\.jsonl: no such journal$"):
         JournalReader(tmp_path / "absent.jsonl")
+    with pytest.raises(
+        JournalError, match=r"^127\.0\.0\.1:8000: no such journal; a live engine is http://127\.0\.0\.1:8000$"
+    ):
+        JournalReader(Path("127.0.0.1:8000"))
     other = tmp_path / "other.jsonl"
     other.write_text('{"some": "file"}\n')
     with pytest.raises(JournalError, match=r"other\.jsonl:1: no journal header"):

@@ -136,9 +136,11 @@ def test_sigterm_under_load_finishes_what_was_accepted_and_takes_no_more(tmp_pat
             late.append("refused")
 
         asyncio.run(load.run(lambda: load.until_tokens(100), _send(served, signal.SIGTERM), try_another))
-        assert served.process.wait(DEADLINE_S) == 0
+        _, said = served.process.communicate(timeout=DEADLINE_S)
+        assert served.process.returncode == 0
     assert load.finishes() == ["length"] * 12
     assert late == ["refused"]
+    assert "finishing 12 requests, for at most 20 s; a second signal ends them at once" in said
     (journal,) = (tmp_path / "journals").glob("*.jsonl")
     report = replay(journal)
     assert (report.verdict, report.torn) == ("identical", None)
