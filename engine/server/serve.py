@@ -53,7 +53,7 @@ class DrainingServer(uvicorn.Server):
         """Drain or abort, close connections, then stop the application."""
         if left := self._engine_thread.open_replies:
             words = "finishing %d requests, for at most %g s; a second signal ends them at once"
-            _log.warning(words, left, self._drain_s)
+            _log.info(words, left, self._drain_s)
         self._engine_thread.begin_shutdown(self._drain_s)
         # Who has not taken its end by then never will. Cut, a response ends in order; uvicorn would cancel it.
         asyncio.get_running_loop().call_later(self._drain_s + _FLUSH_S - _CUT_S, self._cut)
