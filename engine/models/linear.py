@@ -3,7 +3,7 @@
 Three layouts, chosen once at load (bench/executor_steps.py prints what they give):
 
 - oneDNN's own blocked layout ("packed"), where this torch build offers it: in float32, too, up to four times as fast as
-  torch's own product on processors that are not Intel's;
+  torch's own product on an AMD processor (docs/adr/0036);
 - [in, out] ("transposed"): float32 without packing, up to twice as fast as [out, in] for few rows;
 - [out, in] as stored: bfloat16 without packing, and on a GPU.
 

@@ -276,7 +276,7 @@ def test_a_garbage_last_line_is_reported_and_garbage_before_it_is_an_error(numbe
     assert reader.torn is not None
     assert (reader.torn.file, reader.torn.number) == (path, len(lines) + 1)
     path.write_bytes(b"".join([*lines[:3], b"{nonsense}\n", *lines[4:]]))
-    with pytest.raises(JournalError, match=r"run\.jsonl:4: "):
+    with pytest.raises(JournalError, match=r"run\.jsonl:4: the line is damaged: "):
         list(JournalReader(path).records())
 
 
