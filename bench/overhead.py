@@ -51,7 +51,8 @@ AIM_MODEL_SHARE: Final = 0.01
 STEP_MS: Final = 5.0
 WINDOW_S: Final = 0.4
 MODEL_RUNNING: Final = 32
-MODEL_WINDOW_STEPS: Final = 60
+#: Much longer than workers may rest: what they do after a window is not in its time.
+MODEL_WINDOW_STEPS: Final = 160
 MODEL_WARM_UP_STEPS: Final = 150
 #: What is measured: steps without a model, with one that waits, SmolLM2 with the demo's requests, and with two ending.
 PARTS: Final = ("step", "paced", "demo", "two")
@@ -135,7 +136,7 @@ def model_share(traces: str, pairs: int, lengths: Sequence[TraceRow]) -> dict[st
     """What watching costs of the tokens a second, and of the process's processor time, with SmolLM2 at 32 running.
 
     Both engines make the same steps, which the scheduler decides alike: each pair of windows compares the same batches.
-    They share the weights, too: where in memory these lie makes a step a few per cent faster or slower.
+    They share the memory of weights and K/V, too.
     """
     most = max((row.context_tokens + row.generated_tokens for row in lengths), default=None)
     config = config_of(MODEL_RUNNING, kind="torch", most_tokens=most)
@@ -148,7 +149,7 @@ def model_share(traces: str, pairs: int, lengths: Sequence[TraceRow]) -> dict[st
             lengths=lengths,
             on_first_byte=listeners.metrics.front_end.on_first_byte,
         )
-        on_load.executor.model = off_load.executor.model
+        on_load.share_memory(off_load)
         for load in (off_load, on_load):
             load.cpu_ns(MODEL_WARM_UP_STEPS)
         before, made = worker_ns(listeners), on_load.steps
@@ -182,7 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=10.0, help="of paced steps, with everything on and off")
-    parser.add_argument("--model-turns", type=int, default=24, help="pairs of windows of SmolLM2; 0: none")
+    parser.add_argument("--model-turns", type=int, default=12, help="pairs of windows of SmolLM2; 0: none")
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, default=PARTS, help="which rows: no model, a model of 5 ms, SmolLM2's two"
     )

@@ -118,6 +118,15 @@ class Load:
         for number in range(running):
             self.add((1 + number) / running)
 
+    def share_memory(self, other: Load) -> None:
+        """Compute with the weights and in the K/V of `other`: a step's time depends on where these lie.
+
+        What one of them leaves in a page is garbage to the other, but which steps are made depends on no number in it.
+        """
+        mine, its = self.executor, other.executor
+        mine.model, mine.kv_cache = its.model, its.kv_cache
+        mine._layer_caches = its._layer_caches  # an executor in use never changes its memory; only this comparison does
+
     def add(self, part: float = 1.0) -> None:
         """One more request, with `part` of its answer; every eighth shares its prompt's first half."""
         length = self._lengths[self._made % len(self._lengths)]
