@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -30,6 +31,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from invariants.modes import OnViolation
 from telemetry.checker_settings import CheckerConfig
+from telemetry.flag_hints import guesses
 from telemetry.lessons.command import LessonCommand
 from telemetry.settings_page import DashboardCommand, DemoCommand, SubCommand
 from telemetry.sim.commands import SimCommand, SweepCommand, TuneCommand, WhatifCommand
@@ -340,6 +342,10 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
         command = get_subcommand(CliApp.run(Root, cli_args=words, cli_settings_source=source), is_required=True)
     except ValidationError as error:
         raise UsageError("\n".join(_sentences(error))) from error
+    except SystemExit as end:
+        if end.code == 2:
+            sys.stderr.writelines(f"{line}\n" for line in guesses(Root, words))
+        raise
     except SettingsError as error:  # a value that is no value of its kind, before any field could say what is wrong
         told, cause = str(error), str(error.__cause__)
         raise UsageError(told if cause in told else f"{told}: {cause}") from error

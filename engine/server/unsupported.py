@@ -6,6 +6,7 @@ client libraries and frameworks send it without being asked.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from engine.server.api_errors import ApiError
@@ -94,4 +95,6 @@ def _same(value: object, neutral: object) -> bool:
 
 
 def _allowed(neutral: tuple[Any, ...]) -> str:
-    return f" (accepted without effect: {', '.join(map(repr, neutral))})" if neutral else ""
+    """Which values change nothing, as JSON has them; what is left out or empty is not worth a word."""
+    told = [json.dumps(value) for value in neutral if value not in ([], {}, "")]
+    return f" (accepted without effect: {', '.join(told)})" if told else ""
