@@ -88,18 +88,19 @@ def tiny_server(folder: Path, flags: Sequence[str] = ()) -> Iterator[TinyServer]
     words += ["--executor.threads", "1", "--journal", str(folder / "journals"), *flags]
     child = Child("server", "telemetry.cli", words, log=folder / "server.log")
     try:
-        yield TinyServer(child, _url(child, folder / "journals"))
+        yield TinyServer(child, _url(child))
     finally:
         child.stop(60.0)
 
 
-def _url(child: Child, journals: Path) -> str:
-    """Where it answers, once its journal is open: a moment after its first word, and one more file that it holds."""
+def _url(child: Child) -> str:
+    """Where it answers, once its journal is open, if it writes one: a moment later, and one more file that it holds."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and child.status() is None:
         text = child.log.read_text("utf-8")
         found = re.search(r"API +(http://\S+)/v1", text)
-        if found and "  page" in text and any(journals.glob("*.jsonl*")):
+        journal = re.search(r"^ +journal +(\S.*)$", text, re.MULTILINE)
+        if found and "  page" in text and (journal is None or Path(journal[1]).exists()):
             return found[1]
         time.sleep(0.05)
     raise RuntimeError(f"the server did not start:\n{child.tail()}")
