@@ -84,16 +84,23 @@ def _longest(queue: QueueAnswer | None) -> Answer:
     entry = max(queue.entries, key=_waited_s)
     why = f"{f.words(entry.blocker)}: {f.blocker_words(entry.blocker, entry.reason)}".rstrip(": ")
     if entry.blocker == "order" and entry.who_stopped:
-        why += f" ({f.short_rid(entry.who_stopped)}: {f.words(entry.reason)})"
-    elif entry.need is not None and entry.have is not None:
-        need, have = f.tokens(entry.need), f.tokens(entry.have)
-        counted = f.counted_test(entry.reason, need, have)
-        why += f" ({counted})" if counted else t(" (needs {need} tok, has {have})", need=need, have=have)
+        lacks = _test(entry.reason, entry.stopper.need, entry.stopper.have) if entry.stopper is not None else ""
+        why += f" ({f.short_rid(entry.who_stopped)}: {f.words(entry.reason)}{'; ' if lacks else ''}{lacks})"
+    elif test := _test(entry.reason, entry.need, entry.have):
+        why += f" ({test})"
     why = _held_most(entry, why) + _overtaken(entry)
     if entry.state == "retracted" and entry.held_ns:
         why += "; " + t("it came {age} ago and ran meanwhile", age=f.duration(entry.age_s))
     head = f"{f.short_rid(entry.rid)}, {f.duration(_waited_s(entry))}:"
     return head, why, {"view": "requests", "list": "live", "rid": entry.rid}
+
+
+def _test(reason: str | None, need: float | None, have: float | None) -> str:
+    """The two sides of a refusal; "" where nothing was compared."""
+    if need is None or have is None:
+        return ""
+    told = {"need": f.tokens(need), "have": f.tokens(have)}
+    return f.counted_test(reason, **told) or t("needs {need} tok, has {have}", **told)
 
 
 def _waited_s(entry: QueueEntry) -> float:

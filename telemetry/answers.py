@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from engine.scheduler.decision import Reason
 from telemetry.answers_lanes import lane
 from telemetry.answers_pass import decision, ledgers, limits
 from telemetry.answers_timeline import KEPT_GAPS, held_so_far, timeline
-from telemetry.blockers import ENGINE_BUSY, ORDER
+from telemetry.blockers import ENGINE_BUSY, OF_REASON, ORDER
 from telemetry.latency_ring import SLOT_NS, quantile
 from telemetry.live_explain import ids_named, sentences
 from telemetry.live_explain_now import SliceGiven
@@ -27,15 +27,25 @@ from telemetry.observe import (
     RequestDetail,
     RequestRow,
     RequestsAnswer,
+    Stopper,
 )
 from telemetry.overtakers import Overtakers
 from telemetry.request_timeline import RequestTimeline
 from telemetry.words import Lang, speaking
 
 if TYPE_CHECKING:
+    from engine.scheduler.plan import PassEnd
     from telemetry.read_model import ReadModel
 
 RATE_WINDOW_S: Final = 10
+
+
+class _Test(NamedTuple):
+    """The two sides of a test, in tokens or requests, and the step of it. None: nothing was compared, or looked at."""
+
+    need: float | None
+    have: float | None
+    step: int | None
 
 
 def _head(head: Head) -> dict[str, Any]:
@@ -125,15 +135,13 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, over
     watch, decided = model.tracker.queue, request.decided
     overtaken = watch.overtaken(request)
     assert request.blocker is not None, "a waiting request always has a blocker"
-    reason, who, need, have = request.reason, None, None, None
-    looked_at = decided.step if decided is not None else None
+    reason, stopper = request.reason, None
     if request.blocker == ORDER and watch.last_pass is not None:
-        reason, who = watch.last_pass.stopped_by, watch.last_pass.rid
-    elif decided is not None and decided.reason == reason:
-        need, have = decided.need, decided.have
-    elif reason in {Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET}:
-        # A pass that was skipped for want of a row examined nobody; whoever is first lacks the one it needs.
-        need, have, looked_at = 1, 0, watch.last_pass_step
+        # Its own test was one of an earlier pass, if any.
+        test = _Test(None, None, decided.step if decided is not None else None)
+        reason, stopper = watch.last_pass.stopped_by, _stopper(model, watch.last_pass)
+    else:
+        test = _test(model, request, reason)
     state: Literal["waiting", "retracted"] = "retracted" if request.is_retracted else "waiting"
     now_ns = model.clock.now_ns()
     held_ns, order_ns = held_so_far(model, request, now_ns)
@@ -147,10 +155,11 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, over
         matched_len=request.matched_len,
         blocker=BLOCKERS[request.blocker],
         reason=None if request.blocker == ENGINE_BUSY else reason,
-        need=need,
-        have=have,
-        who_stopped=who,
-        last_evaluated_step=looked_at,
+        need=test.need,
+        have=test.have,
+        who_stopped=stopper.rid if stopper is not None else None,
+        stopper=stopper,
+        last_evaluated_step=test.step,
         times_passed_over=overtaken.passes,
         overtaken_by=overtaken.requests,
         overtaker=overtakers.of(request) if overtaken.requests else None,
@@ -160,6 +169,27 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, over
         held_ns=held_ns,
         order_ns=order_ns,
     )
+
+
+def _test(model: ReadModel, request: RequestTimeline, reason: Reason | None) -> _Test:
+    """The test of the last pass that refused `request` by `reason`."""
+    decided = request.decided
+    if decided is not None and decided.reason == reason:
+        return _Test(decided.need, decided.have, decided.step)
+    if reason in {Reason.ROWS_EXHAUSTED, Reason.FULL_FLAG_SET}:
+        # A pass that was skipped for want of a row examined nobody; whoever is first lacks the one it needs.
+        return _Test(1, 0, model.tracker.queue.last_pass_step)
+    return _Test(None, None, decided.step if decided is not None else None)
+
+
+def _stopper(model: ReadModel, end: PassEnd) -> Stopper | None:
+    """Who ended the last pass, with its own numbers."""
+    if end.rid is None:
+        return None
+    found = model.find(end.rid)
+    test = _test(model, found, end.stopped_by) if found is not None else _Test(None, None, None)
+    blocker = BLOCKERS[OF_REASON.get(end.stopped_by, ORDER)]
+    return Stopper(rid=end.rid, reason=end.stopped_by, blocker=blocker, need=test.need, have=test.have, step=test.step)
 
 
 def latency(model: ReadModel, head: Head) -> LatencyAnswer:
@@ -256,8 +286,8 @@ def explain(model: ReadModel, head: Head, rid: str, lang: Lang) -> Explanation |
     ahead = tuple(each.rid for each in before)
     with speaking(lang):
         slices = _slices(model)
-        said = sentences(detail, ahead, slices)
-        return Explanation(**_head(head), rid=rid, sentences=said, named=ids_named(detail, ahead, slices))
+        said, named = sentences(detail, ahead, slices), ids_named(detail, ahead, slices)
+        return Explanation(**_head(head), rid=rid, sentences=said, queue=detail.queue, named=named)
 
 
 def _slices(model: ReadModel) -> tuple[SliceGiven, ...]:

@@ -40,7 +40,7 @@ REASON_WORDS: Final[dict[Reason, str]] = {
 
 _END_WORDS: Final[dict[Cause, str]] = {
     Cause.STOP: mark("Finished: it stopped by itself"),
-    Cause.LENGTH: mark("Finished: it reached its largest length"),
+    Cause.LENGTH: mark("Finished: it reached its limit of output tokens (max_tokens)"),
     Cause.ABORT: mark("Aborted"),
     Cause.ERROR: mark("Ended by an error"),
     Cause.NEVER_FITS: mark("Refused: it can never fit"),
@@ -150,7 +150,7 @@ def first_few(names: Iterable[str], most: int) -> str:
     """`r7, r9 and 3 more`."""
     found = list(names)
     named = listed(found[:most])
-    return named if len(found) <= most else t("{names} and {n} more", names=named, n=len(found) - most)
+    return named if len(found) <= most else t("{names} and {n} more", names=named, n=f"{len(found) - most:,}")
 
 
 def apart(parts: Iterable[str]) -> str:

@@ -42,7 +42,7 @@ def sentences(
     slices  what the last pass computed instead
     """
     request, timeline = detail.request, detail.timeline
-    arrived = {"rid": request.rid, "prompt": request.prompt_len, "outputs": request.max_new_tokens}
+    arrived = {"rid": request.rid, "prompt": f"{request.prompt_len:,}", "outputs": f"{request.max_new_tokens:,}"}
     lines = [
         t("Request {rid} arrived with a prompt of {prompt} tokens, asking for at most {outputs} new ones.", **arrived)
     ]
@@ -62,7 +62,7 @@ def sentences(
             )
         )
     if request.outputs > 1 and request.tbt_p50_s is not None and request.tbt_max_s is not None:
-        told = {"tokens": request.outputs, "median": _span(request.tbt_p50_s), "worst": _span(request.tbt_max_s)}
+        told = {"tokens": f"{request.outputs:,}", "median": _span(request.tbt_p50_s), "worst": _span(request.tbt_max_s)}
         if request.finish is None:
             so_far = t(
                 "{tokens} tokens so far; the gap between two was {median} in the median, {worst} at worst.", **told
@@ -75,10 +75,8 @@ def sentences(
     if detail.queue is not None:
         lines += now_told(detail.queue, timeline, ahead, slices)
     elif request.finish is not None and request.duration_s is not None:
-        took, finish = _span(request.duration_s), request.finish
-        lines.append(
-            t("It ended after {time} with {tokens} tokens: {finish}.", time=took, tokens=request.outputs, finish=finish)
-        )
+        told = {"time": _span(request.duration_s), "tokens": f"{request.outputs:,}", "finish": request.finish}
+        lines.append(t("It ended after {time} with {tokens} tokens: {finish}.", **told))
     return tuple(lines)
 
 
@@ -94,10 +92,10 @@ def ids_named(detail: RequestDetail, ahead: tuple[str, ...], slices: tuple[Slice
 def _decision(decision: DecisionRow) -> str:
     told = {
         "step": str(decision.step),
-        "selected": str(decision.selected_extend),
-        "candidate": str(decision.candidate_extend),
-        "end": str(decision.extend_end),
-        "prefix": str(decision.prefix_len),
+        "selected": f"{decision.selected_extend:,}",
+        "candidate": f"{decision.candidate_extend:,}",
+        "end": f"{decision.extend_end:,}",
+        "prefix": f"{decision.prefix_len:,}",
         "reason": code_words(decision.reason),
     }
     if decision.selected_extend < decision.candidate_extend:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from telemetry.explain_words import amount, apart, clauses, code_words, counted_test, first_few, passes, span
+from engine.scheduler.decision import Reason
+from telemetry.explain_words import (
+    amount,
+    apart,
+    clauses,
+    code_words,
+    counted_test,
+    first_few,
+    need_have,
+    passes,
+    span,
+)
 from telemetry.live_explain_wait import ends_told, joined, meaning, partition
 from telemetry.observe import QueueEntry, Timeline, WaitSpan
 from telemetry.policy_words import bound_words, overtaken_words, overtaker_words
@@ -47,7 +58,7 @@ def now_told(
     entry: QueueEntry, timeline: Timeline, ahead: tuple[str, ...], slices: tuple[SliceGiven, ...]
 ) -> list[str]:
     """Where it waits, since when, for what, need and have, who is ahead, and what would have to change."""
-    lines = [_waits_now(entry, timeline)]
+    lines = [_waits_now(entry, timeline), _stopper(entry)]
     stretches = joined(timeline.waits)
     if stretches and stretches[-1].blocker == entry.blocker:
         lines.append(_held(stretches[-1]))
@@ -75,16 +86,28 @@ def _waits_now(entry: QueueEntry, timeline: Timeline) -> str:
         # The age of one that was pushed back counts from its arrival: it also ran meanwhile.
         return t(
             "It is waiting now, at place {place}, for {time} since it was pushed back: {why}.",
-            place=entry.position,
+            place=f"{entry.position:,}",
             time=span(_stay_ns(timeline)),
             why=clauses(why),
         )
     return t(
         "It is waiting now, at place {place}, for {time}: {why}.",
-        place=entry.position,
+        place=f"{entry.position:,}",
         time=span(round(entry.age_s * 1e9)),
         why=clauses(why),
     )
+
+
+def _stopper(entry: QueueEntry) -> str:
+    """What the one that it waits behind lacks: its own need and have; "" where the pass compared nothing there."""
+    stopper = entry.stopper
+    if entry.blocker != "order" or stopper is None or stopper.step is None:
+        return ""
+    test = need_have(Reason(stopper.reason), stopper.need, stopper.have)
+    if not test:
+        return ""
+    why = meaning(stopper.blocker, stopper.reason)
+    return t("Step {step} refused {rid} because {why}: {test}.", step=stopper.step, rid=stopper.rid, why=why, test=test)
 
 
 def _tested(need: float, have: float) -> str:

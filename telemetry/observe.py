@@ -45,6 +45,7 @@ from telemetry.observe_requests import (
     RequestDetail,
     RequestRow,
     RequestsAnswer,
+    Stopper,
     Timeline,
     WaitSpan,
 )
@@ -297,6 +298,7 @@ __all__ = [
     "RequestsAnswer",
     "Stall",
     "StateRow",
+    "Stopper",
     "TailShare",
     "Timeline",
     "TreeAnswer",

@@ -25,6 +25,23 @@ class Overtaker(Value):
     own_key: float | None = None
 
 
+class Stopper(Value):
+    """The request at which the last pass ended, and the test that ended it there.
+
+    reason      code of that test
+    blocker     one of BLOCKERS: what `reason` stands for
+    need, have  its two sides, as of QueueEntry; None when none compared, and of one that took the last of a budget
+    step        of that examination; None where no record has it
+    """
+
+    rid: str
+    reason: str
+    blocker: str
+    need: float | None = None
+    have: float | None = None
+    step: int | None = None
+
+
 class QueueEntry(Value):
     """One waiting request, why it waits, and the numbers behind it.
 
@@ -34,6 +51,7 @@ class QueueEntry(Value):
     reason               code of its last examination; for blocker `order`, what ended the pass; None before any
     need, have           the two sides of the test that decided (tokens; requests for rows), None when none compared
     who_stopped          the rid whose decision ended the pass, when this request was not reached
+    stopper              the same request, with its own need and have; None where the pass ended at nobody
     last_evaluated_step  last step in which it was examined, None when never
     times_passed_over    passes so far that computed prompt of a later comer: what `max_overtakes` bounds
     overtaken_by         later comers that were admitted meanwhile
@@ -55,6 +73,7 @@ class QueueEntry(Value):
     need: float | None = None
     have: float | None = None
     who_stopped: str | None = None
+    stopper: Stopper | None = None
     last_evaluated_step: int | None = None
     times_passed_over: int = 0
     overtaken_by: int = 0
@@ -209,9 +228,11 @@ class RequestDetail(Head):
 class Explanation(Head):
     """Why a request waits, was late, or ended: plain sentences with numbers, in order of time.
 
+    queue  only while it waits: the same in fields
     named  request ids that stand in them, whole
     """
 
     rid: str
     sentences: tuple[str, ...]
+    queue: QueueEntry | None = None
     named: tuple[str, ...] = ()

@@ -85,6 +85,13 @@ def test_who_waits_behind_another_is_told_behind_whom() -> None:
     assert line(Look(queue=queue(entry)), "longest")["rest"].endswith("(a: chunk exhausted)")
 
 
+def test_who_waits_behind_another_is_told_what_that_one_lacks() -> None:
+    lacks = o.Stopper(rid="a", reason="kv_total_exhausted", blocker="kv_total", need=1200, have=66.3, step=4)
+    entry = waiting("b", 3.0, blocker="order", reason="kv_total_exhausted", who_stopped="a", stopper=lacks)
+    said = line(Look(queue=queue(entry)), "longest")["rest"]
+    assert said.endswith("(a: KV total exhausted; needs 1\u202f200 tok, has 66.3)")
+
+
 def test_what_held_it_most_is_named_beside_what_holds_it_now() -> None:
     """The blocker of this moment is often the least of a wait."""
     held = {"kv_total": 6_900_000_000, "order": 1_000_000_000, "chunk": 300_000_000}

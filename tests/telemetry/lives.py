@@ -12,6 +12,7 @@ from engine.config import Policy
 from engine.request import Cause, RequestState
 from engine.scheduler.decision import Reason
 from engine.scheduler.plan import StepKind
+from telemetry.blockers import OF_REASON
 from telemetry.life_facts import (
     ChunkFact,
     EndFact,
@@ -37,6 +38,7 @@ from telemetry.observe import (
     QueueEntry,
     RequestDetail,
     RequestRow,
+    Stopper,
     Timeline,
     WaitSpan,
 )
@@ -265,6 +267,15 @@ class Maker:
             own_key=dice.choice((None, 0.0, 96.0, 96.0)),
         )
         need = self.maybe(dice.choice((1.0, 3.0, 500.5)))
+        stopped_by = dice.choice(tuple(OF_REASON))
+        stopper = Stopper(
+            rid=self.rid(),
+            reason=stopped_by.value,
+            blocker=BLOCKERS[OF_REASON[stopped_by]],
+            need=need,
+            have=dice.choice((0.0, 2.0)),
+            step=self.maybe(9),
+        )
         return QueueEntry(
             rid="r",
             position=dice.choice((0, 7)),
@@ -275,7 +286,8 @@ class Maker:
             reason=self.maybe(self.reason().value),
             need=need,
             have=dice.choice((0.0, 2.0)),
-            who_stopped=self.maybe(self.rid()),
+            who_stopped=self.maybe(stopper.rid),
+            stopper=self.maybe(stopper),
             times_passed_over=dice.choice((0, 1, 4)),
             overtaken_by=dice.choice((0, 1, 33)),
             overtaker=self.maybe(overtaker),

@@ -33,7 +33,7 @@ from tests.telemetry.lives import Maker
 
 JOURNAL = Path(__file__).parent / "data" / "explained.jsonl.gz"
 #: Seeds of made-up lives after which every text was said.
-SEEDS = range(700)
+SEEDS = range(1500)
 LATIN = re.compile(r"[A-Za-z][A-Za-z0-9_.=-]*")
 ENUMS: tuple[type[StrEnum], ...] = (Cause, FinishReason, Overdraft, Policy, Reason, RequestState, StepKind)
 #: Names that are the same in every language.

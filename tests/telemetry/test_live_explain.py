@@ -6,7 +6,7 @@ from engine.clock import VirtualClock
 from engine.config import EngineConfig, Policy
 from telemetry.explain_words import span
 from telemetry.live_explain_wait import partition
-from telemetry.observe import BLOCKERS, Overtaker, QueueEntry
+from telemetry.observe import BLOCKERS, Overtaker, QueueEntry, Stopper
 from telemetry.policy_words import TIES, overtaker_words, rule_and_tie
 from telemetry.read_model import ReadModel
 from tests.builders import engine_config
@@ -64,6 +64,60 @@ def test_what_held_it_most_is_told_where_it_is_not_what_holds_it_now() -> None:
     watched.run.finish_all()
     after = next(line for line in watched.told("waits") if line.startswith("By what held it"))
     assert "order, most of it behind KV total exhausted," in after
+
+
+def test_who_waits_behind_another_is_told_what_that_one_lacks() -> None:
+    """As a journal tells it, the marked batch included: the refusal may be many steps ago."""
+    watched = Watched(engine_config(num_pages=320, page_size=4, schedule_policy="fcfs", max_running_requests=9))
+    watched.run.add("runs", 30, 60, ignore_eos=True)
+    watched.run.timed_step()
+    for rid in ("first", "waits"):
+        watched.run.add(rid, 30, 1200, ignore_eos=True)
+    for _ in range(3):
+        watched.run.timed_step()
+    first, entry = watched.entry("first"), watched.entry("waits")
+    assert (entry.blocker, entry.need, entry.have, entry.who_stopped) == ("order", None, None, "first")
+    assert entry.stopper == Stopper(
+        rid="first", reason="kv_total_exhausted", blocker="kv_total", need=first.need, have=first.have, step=2
+    )
+    assert (
+        "Step 2 refused first because its whole future did not fit the K/V pool beside what running requests are "
+        "promised (remaining_total): need 1,234, have 1,188 tokens." in watched.told("waits")
+    )
+    assert not [line for line in watched.told("first") if "refused" in line]
+    answer = watched.model.explain("waits")
+    assert answer is not None
+    assert answer.queue is not None
+    assert answer.queue.stopper == entry.stopper
+    watched.run.finish_all()
+    over = watched.model.explain("waits")
+    assert over is not None
+    assert over.queue is None
+
+
+def test_one_that_took_the_last_of_a_budget_lacks_nothing() -> None:
+    watched = Watched(engine_config(num_pages=100, page_size=4, max_prefill_tokens=32, schedule_policy="fcfs"))
+    watched.run.add("fills", 32, 4)
+    watched.run.add("waits", 32, 4)
+    watched.run.timed_step()
+    stopper = watched.entry("waits").stopper
+    assert stopper is not None
+    assert (stopper.rid, stopper.blocker, stopper.need, stopper.have) == ("fills", "compute", None, None)
+    assert not [line for line in watched.told("waits") if "refused" in line]
+
+
+def test_numbers_have_their_thousands_apart_as_in_a_journal() -> None:
+    watched = Watched(engine_config(num_pages=4000, page_size=4, max_prefill_tokens=4096, chunked_prefill_size=2048))
+    watched.run.add("long", 3000, 1500, ignore_eos=True)
+    watched.run.finish_all()
+    said = watched.told("long")
+    assert said[0] == "Request long arrived with a prompt of 3,000 tokens, asking for at most 1,500 new ones."
+    assert any(
+        "computed 2,048 of its prompt tokens of 3,000, cut to fit, up to position 2,048" in line for line in said
+    )
+    assert any("up to position 3,000, with 2,048 before them already there" in line for line in said)
+    assert any(line.startswith("1,500 tokens in all") for line in said)
+    assert said[-1].endswith("with 1,500 tokens: length.")
 
 
 def test_two_ends_are_named_where_neither_had_most() -> None:
