@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from telemetry.client import engine_url
+
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 ENV_URL: Final = "ADMITSCOPE_URL"
 ENV_KEY: Final = "ADMITSCOPE_API_KEY"
@@ -96,7 +98,7 @@ def _trace_url(text: str | None) -> str | None:
 
 
 def _url(text: str) -> str:
-    url = text.rstrip("/")
+    url = engine_url(text)
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"--url (or {ENV_URL}) is {url!r}; an address like {DEFAULT_URL} is expected")

@@ -108,7 +108,9 @@ class Source(Protocol):
 
 
 class LiveSource:
-    """A running engine, by its base URL. Safe to share between threads. Raises ConfigError for what is no such URL.
+    """A running engine, by its URL as `engine_url` reads it. Safe to share between threads.
+
+    Raises ConfigError for what is no such URL.
 
     timeout_s  for one answer, connect included; dashboards want a short one
     """
@@ -123,7 +125,7 @@ class LiveSource:
     ) -> None:
         refuse_odd(url)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self.url = url.rstrip("/")
+        self.url = engine_url(url)
         self._client = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout_s, transport=transport, trust_env=False
         )
@@ -269,6 +271,11 @@ class LiveSource:
 
     def _unavailable(self, message: str, kind: Kind = "unreachable") -> SourceUnavailable:
         return SourceUnavailable(message, last_contact_wall_s=self._last_contact, kind=kind)
+
+
+def engine_url(text: str) -> str:
+    """Where an engine listens, from what a person has at hand: with a slash at the end, or its OpenAI base URL."""
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def refuse_odd(url: str) -> None:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Final
 
 from engine.errors import ConfigError
-from telemetry.client import refuse_odd
+from telemetry.client import engine_url, refuse_odd
 from telemetry.journal_reader import segment_files
 from telemetry.ports import PortTaken, free_port
 from telemetry.recorded_tables import is_tables, refuse_one_table
@@ -84,7 +84,7 @@ def run_page(command: DashboardCommand) -> int:
                 f"port {command.port} on {command.host} is taken: give another --port, or --pick-port for any"
             )
         print(f"port {command.port} is taken: taking {port}", flush=True)
-    shown = ", ".join([*command.urls(), *map(str, command.journals())])
+    shown = ", ".join([*map(engine_url, command.urls()), *map(str, command.journals())])
     print(f"the page of {shown} is on http://{command.host}:{port}", flush=True)
     # The pipe ends with this process, however it ends, and the watchdog ends Streamlit with it.
     child = subprocess.Popen(streamlit_command(command, port), stdin=subprocess.PIPE)  # noqa: S603 - ours

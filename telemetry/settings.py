@@ -141,7 +141,7 @@ class ExplainCommand(SubCommand):
 
     journal: CliPositionalArg[str]
     """The first file of a journal (later parts of the run are found beside it), the folder of its Parquet tables, or
-    the URL of a running engine, whose key, if it has one, is in ADMITSCOPE_API_KEY."""
+    the URL of a running engine (with or without /v1), whose key, if it has one, is in ADMITSCOPE_API_KEY."""
     rid: CliPositionalArg[str]
     """The request's id: the `id` of its answer."""
     lang: TypedLang = ENGLISH
@@ -257,7 +257,7 @@ class TopCommand(SubCommand):
     """
 
     url: CliPositionalArg[Annotated[str, Field(pattern=r"^https?://[^/\s]+")]] = "http://127.0.0.1:8000"
-    """Where the engine listens: http://… or https://…"""
+    """Where the engine listens: http://… or https://…, with or without the /v1 of its OpenAI base URL."""
     sort: TopSort = "place"
     """By place in the queue; or largest first: age, time queued, prompt or output tokens, worst gap, passed over."""
     limit: int = Field(40, ge=1, le=5_000)

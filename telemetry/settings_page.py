@@ -38,8 +38,8 @@ class DashboardCommand(SubCommand):
     """
 
     address: CliPositionalArg[str | None] = None
-    """Where the engine listens: http://… or https://…; or a journal, as --journal takes it. 127.0.0.1:8000 when nothing
-    else is to be shown."""
+    """Where the engine listens: http://… or https://…, with or without /v1; or a journal, as --journal takes it.
+    127.0.0.1:8000 when nothing else is to be shown."""
     url: list[_Url] = Field(default_factory=list)
     """Another engine beside it; may be given several times."""
     journal: list[Path] = Field(default_factory=list)

@@ -19,7 +19,7 @@ ADDRESSES = [
     (["--url", "https://x"], {"ADMITSCOPE_URL": "http://h:1"}, Settings((engine("https://x", "x"),))),
     (["--other", "--url=http://y:2"], {"ADMITSCOPE_API_KEY": ""}, Settings((engine("http://y:2", "y:2"),))),
     (
-        ["--url", "http://a", "--url", "http://b", "--url", "http://a/"],
+        ["--url", "http://a", "--url", "http://b", "--url", "http://a/", "--url", "http://a/v1/"],
         {},
         Settings((engine("http://a", "a"), engine("http://b", "b"))),
     ),

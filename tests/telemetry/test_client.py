@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from engine.clock import MonotonicClock
 from engine.errors import ConfigError
-from telemetry.client import BadQuestion, LiveSource, Source, SourceUnavailable, refuse_odd
+from telemetry.client import BadQuestion, LiveSource, Source, SourceUnavailable, engine_url, refuse_odd
 from telemetry.observe import OBSERVE_VERSION, EngineStatus
 from telemetry.read_api import create_router
 from telemetry.read_model import ReadModel
@@ -71,6 +71,15 @@ def test_every_question_gets_its_typed_answer(served: tuple[str, TimedRun]) -> N
         with pytest.raises(BadQuestion, match="n is '513'") as refused:
             source.passes(513)
         assert refused.value.detail.limit == "an integer from 1 to 512"
+
+
+@pytest.mark.parametrize("end", ["/", "/v1", "/v1/", "//"])
+def test_the_openai_base_url_names_the_same_engine(served: tuple[str, TimedRun], end: str) -> None:
+    with LiveSource(served[0] + end) as source:
+        assert source.url == served[0]
+        assert source.status().waiting == 1
+    assert engine_url("http://h:1/engines/v1" + end.removeprefix("/v1")) == "http://h:1/engines"
+    assert engine_url("http://h:1/av1") == "http://h:1/av1"
 
 
 def test_nobody_there_is_unavailable_and_was_never_reached() -> None:
