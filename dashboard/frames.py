@@ -217,13 +217,27 @@ def finish_mix(status: EngineStatus) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What the request that ended a pass asked of one ledger."""
+    """What the request that ended a pass asked of one ledger.
+
+    left    what the ledger had when the request was looked at; None without a ledger
+    prefix  tokens of its prompt that were found cached
+    """
 
     rid: str
     reason: str
     ledger: str | None
     need: float | None
     have: float | None
+    left: float | None = None
+    prefix: int = 0
+
+    @property
+    def locked(self) -> float:
+        """Tokens of its cached prefix that count as room until it locks them: by so much it has less than is left."""
+        if self.ledger != "remaining_total" or self.left is None or self.have is None:
+            return 0.0
+        # Any other test of this ledger is of a later moment, where more than the prefix may be missing.
+        return self.left - self.have if 0 < self.left - self.have <= self.prefix else 0.0
 
 
 def refusal_of(row: PassRow) -> Refusal | None:
@@ -232,7 +246,9 @@ def refusal_of(row: PassRow) -> Refusal | None:
     if not refused:
         return None
     last = next((c for c in refused if c.stopped_pass), refused[-1])
-    return Refusal(last.rid, last.reason, REASON_LEDGER.get(last.reason), last.need, last.have)
+    ledger = REASON_LEDGER.get(last.reason)
+    left = None if ledger is None else getattr(last.before, ledger)
+    return Refusal(last.rid, last.reason, ledger, last.need, last.have, left, last.prefix_len)
 
 
 def steps_frame(passes: PassesAnswer) -> pd.DataFrame:

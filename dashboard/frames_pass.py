@@ -105,16 +105,31 @@ def _waterfall(row: PassRow, name: str, refused: Refusal | None) -> Waterfall:
     is_refused = refused is not None and refused.ledger == name
     if refused is not None and is_refused and refused.need is not None and refused.have is not None:
         title = f"{refused.rid} · {refused.reason}"
-        if name in _MEMORY and 0 <= refused.have < closed:
-            # What is cached for nobody counts as room, until the request that would use it locks it.
-            taken = refused.have - closed
-            bars.append(Bar("running", mark("its cached prefix, locked"), refused.have, closed, taken))
+        bars += _down_to_have(refused, refused.have, closed)
         bars.append(Bar("need", refused.rid, 0, refused.need, refused.need, title, refused.have, is_request=True))
     low = min(0.0, *(bar.start for bar in bars))
     spent = max(limit, *(bar.end for bar in bars if bar.kind != "need"))
     need = refused.need if refused is not None and is_refused and refused.need is not None else 0
     high = max(spent, min(need, spent * REACH))
     return Waterfall(name, limit, low, high, tuple(bars), is_refused)
+
+
+def _down_to_have(refused: Refusal, have: float, closed: float) -> list[Bar]:
+    """What lies between what the pass left of a ledger and what the refused request had of it; nothing where that is
+    the same."""
+    bars, left = [], closed if refused.left is None else refused.left
+    if left != closed:
+        bars.append(Bar("left" if left >= 0 else "overdraft", mark("left for it"), min(left, 0), max(left, 0), left))
+    if have == left or refused.ledger not in _MEMORY:
+        return bars
+    if refused.locked:
+        # What is cached for nobody counts as room, until the request that would use it locks it.
+        label = mark("its cached prefix, locked")
+    elif refused.ledger == "remaining_current":
+        label = mark("counted in whole pages")
+    else:
+        label = mark("at the tightest moment to come")
+    return [*bars, Bar("running", label, min(have, left), max(have, left), have - left)]
 
 
 def _admissions(candidates: Sequence[DecisionRow], name: str) -> list[Bar]:
@@ -232,13 +247,16 @@ def _ending(row: PassRow) -> str:
     counted = f.counted_test(refused.reason, need, have)
     if counted:
         return t("{rid} was refused: {reason} ({test}).", rid=rid, reason=reason, test=counted)
-    return t(
-        "{rid} was refused: {reason}. It needs {need} tok, there are {have}.",
-        rid=rid,
-        reason=reason,
-        need=need,
-        have=have,
-    )
+    told = {"rid": rid, "reason": reason, "need": need, "have": have}
+    if refused.locked:
+        return t(
+            "{rid} was refused: {reason}. It needs {need} tok, there are {have}: the {left} left, less {locked} of its "
+            "cached prefix, which count as room until it locks them.",
+            left=f.tokens(refused.left),
+            locked=f.tokens(refused.locked),
+            **told,
+        )
+    return t("{rid} was refused: {reason}. It needs {need} tok, there are {have}.", **told)
 
 
 def _panel(one: Waterfall) -> dict[str, Any]:
@@ -258,7 +276,7 @@ def _bar(bar: Bar, one: Waterfall) -> dict[str, Any]:
     place = [max(0.0, min(1.0, (at - one.low) / span)) for at in (bar.start, bar.end)]
     label = f.short_rid(bar.label, 16) if bar.is_request else t(bar.label)
     if bar.kind in {"running", "continuation", "admission"}:
-        amount = f"−{f.tokens(-bar.amount)}"
+        amount = f"+{f.tokens(bar.amount)}" if bar.amount > 0 else f"−{f.tokens(-bar.amount)}"
         if bar.computed is not None:
             amount = t("{charged} for {tokens}", charged=amount, tokens=f.tokens(bar.computed))
     else:

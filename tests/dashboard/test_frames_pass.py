@@ -107,6 +107,54 @@ def test_a_ledger_without_a_limit_says_so(worked_pass: o.PassRow) -> None:
     assert (panel["limit"], panel["bars"], panel["none"]) == (None, [], "no limit")
 
 
+def _refused(row: o.PassRow, reason: str, need: float, have: float, prefix: int) -> o.PassRow:
+    a, b, c = row.candidates
+    changes = {"reason": reason, "need": need, "have": have, "prefix_len": prefix}
+    return row.model_copy(update={"candidates": (a, b, c.model_copy(update=changes))})
+
+
+def _told(row: o.PassRow, ledger: str) -> tuple[list[tuple[str, float, float]], dict[str, str]]:
+    """Bars from `left` on, and the amounts that stand beside them."""
+    bars = [(bar.label, bar.start, bar.end) for bar in of(row, ledger).bars if bar.kind != "limit"]
+    panel = next(panel for panel in fp.story(row, LIGHT)["ledgers"] if panel["code"] == ledger)
+    at = next(at for at, (label, _, _) in enumerate(bars) if label == "left")
+    return bars[at:], {bar["label"]: bar["amount"] for bar in panel["bars"]}
+
+
+@pytest.mark.parametrize("have", [300.0, -286.0])
+def test_what_is_left_less_its_locked_prefix_is_what_the_refused_request_has(
+    worked_pass: o.PassRow, have: float
+) -> None:
+    """Below zero too: `left 880` stood above `has −286`, and nothing between them."""
+    row = _refused(worked_pass, "kv_total_exhausted", 392, have, 1200)
+    bars, amounts = _told(row, "remaining_total")
+    assert bars == [("left", 0, 880), ("its cached prefix, locked", have, 880), ("C", 0, 392)]
+    locked, says = fp.f.tokens(880 - have), fp.f.tokens(have)
+    assert amounts["its cached prefix, locked"] == f"−{locked}"
+    assert amounts["C"] == f"needs 392, has {says}"
+    assert of(row, "remaining_total").low == min(0, have)
+    assert fp.story(row, LIGHT)["ending"].endswith(
+        f"It needs 392 tok, there are {says}: the 880 left, less {locked} of its cached prefix, which count as room "
+        "until it locks them."
+    )
+
+
+def test_other_differences_between_left_and_have_have_other_names(worked_pass: o.PassRow) -> None:
+    """A test in whole pages may find more than the ledger says, and one of known lengths looks ahead."""
+    bars, amounts = _told(_refused(worked_pass, "kv_now_exhausted", 1200, 1120, 64), "remaining_current")
+    assert bars == [("left", 0, 1112), ("counted in whole pages", 1112, 1120), ("C", 0, 1200)]
+    assert amounts["counted in whole pages"] == "+8"
+    bars, amounts = _told(_refused(worked_pass, "kv_total_exhausted", 900, 600, 0), "remaining_total")
+    assert bars == [("left", 0, 880), ("at the tightest moment to come", 600, 880), ("C", 0, 900)]
+    assert amounts["at the tightest moment to come"] == "−280"
+
+
+def test_one_that_was_refused_before_others_took_more_had_what_was_left_then(worked_pass: o.PassRow) -> None:
+    row = worked_pass.model_copy(update={"budget_close": ledgers(40, 2, 880, 1112)})
+    bars, _ = _told(row, "rem_chunk")
+    assert bars == [("left", 0, 2), ("left for it", 0, 8), ("C", 0, 48)]
+
+
 def test_what_was_overdrawn_lies_below_zero(worked_pass: o.PassRow) -> None:
     row = worked_pass.model_copy(update={"budget_close": ledgers(40, -6, 880, 1112)})
     chunk = of(row, "rem_chunk")
