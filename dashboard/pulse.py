@@ -175,6 +175,7 @@ def _tiles(status: EngineStatus, look: Look, how: Showing) -> list[dict[str, Any
             goal=how.goals[0],
             queued=queued,
             beyond=beyond,
+            what=t("From arrival until the first byte is sent, of the requests with a first token in the last 60 s"),
         ),
         _latency_tile(
             "tbt", tbt, t("last {n} s with tokens", n=f"{slot:g}"), [p.tbt_p50_s for p in points], goal=how.goals[1]
@@ -240,10 +241,12 @@ def _latency_tile(
     goal: float | None,
     queued: float | None = None,
     beyond: int = 0,
+    what: str = "",
 ) -> dict[str, Any]:
     """Median and 99th percentile; red when the latter is above its objective.
 
     beyond  requests that wait for their first token already longer than the latter
+    what    is measured, of whom
     """
     share = "" if queued is None else f" · {t('{share} in queue', share=f.share(queued, 1.0))}"
     share += f" · {t('{n} wait longer than p99', n=f.count(beyond))}" if beyond else ""
@@ -252,6 +255,7 @@ def _latency_tile(
         values = [["", *f.seconds(quantiles.p50)]]
     count = t("1 request") if quantiles.count == 1 and name == "ttft" else f"n {f.count(quantiles.count)}"
     is_late = goal is not None and quantiles.p99 is not None and quantiles.p99 > goal
+    late = t("p99 is above the objective of {time}", time=f.duration(goal)) if is_late else ""
     return {
         "id": name,
         "label": name.upper(),
@@ -260,7 +264,7 @@ def _latency_tile(
         "sub": f"{when} · {count}{share}" if quantiles.count else t("nothing observed yet"),
         "spark": spark,
         "late": is_late,
-        "help": "" if not is_late else t("p99 is above the objective of {time}", time=f.duration(goal)),
+        "help": "\n".join(filter(None, (late, what))),
         "go": {"view": "latency"},
     }
 

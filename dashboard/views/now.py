@@ -80,6 +80,13 @@ def _latency(viewer: Viewer, latency: LatencyAnswer) -> None:
         st.altair_chart(
             charts.latency_chart(long, viewer.colours), width="stretch", key=f"{measure}_over_time", theme="streamlit"
         )
+        if measure == "ttft":
+            st.caption(
+                t(
+                    "It ends here when the engine has the token, and each point ranks its own requests; the number at "
+                    "the top ends when the first byte is sent, and ranks those of the last 60 s."
+                )
+            )
     st.caption(
         t(
             "Each point is {n} s; the last {shown} of at most {most} are shown.",

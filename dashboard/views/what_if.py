@@ -234,6 +234,13 @@ def _result(viewer: Viewer, result: WhatifResult, standing: Standing[WhatifResul
     st.html(f'<p style="font-size:1.2rem;line-height:1.45;margin:0" data-testid="whatif-sentence">{said}</p>')
     st.caption(_worth(result))
     st.caption(t("Intervals are of requests under the simulator: they do not contain its own error."))
+    st.caption(
+        t(
+            "“Before” is simulated too, of all requests that ended by themselves in both runs, and a time to first "
+            "token ends when the engine has the token. Other views show what was measured, of the last 60 s or 10 min, "
+            "until the first byte is sent: so the two are close, not equal."
+        )
+    )
     for note in (*frames.cost_notes(result), *result.notes):
         st.caption(note)
     if result.violations:

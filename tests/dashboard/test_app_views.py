@@ -171,6 +171,14 @@ def test_who_waits_beyond_p99_is_said_where_p99_is_shown(
     assert ttft["sub"] == "last 60 s · n 1 234 · 25 % in queue · 8 765 wait longer than p99"
 
 
+def test_a_time_to_first_token_says_of_whom_and_until_when(page: Page) -> None:
+    """The views measured different requests up to different ends, and their medians differed for no reason told."""
+    at = opened(page(), "now")
+    until_sent = "From arrival until the first byte is sent, of the requests with a first token in the last 60 s"
+    assert tile(at, "ttft")["help"].split("\n")[-1] == until_sent
+    assert "the number at the top ends when the first byte is sent, and ranks those of the last 60 s" in captions(at)
+
+
 @pytest.mark.parametrize("waiting", [0, None])
 def test_nobody_beyond_p99_is_no_remark(
     waiting: int | None, page: Page, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch

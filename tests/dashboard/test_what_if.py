@@ -119,6 +119,7 @@ def test_a_link_that_was_never_compared_is_compared_by_the_button_beside_its_set
     assert "Not compared yet" in said(at)
     at.button(key="whatif_compare_link").click().run()
     assert "8 instead of 16 rows" in said(answered(at))
+    assert "“Before” is simulated too, of all requests that ended by themselves in both runs" in captions(at)
 
 
 def test_a_stretch_of_the_run_is_compared_alone_and_stands_in_the_address(page: Open) -> None:
