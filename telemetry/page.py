@@ -67,7 +67,7 @@ def _places(command: DashboardCommand) -> list[str]:
 
 
 def run_page(command: DashboardCommand) -> int:
-    """Show the page until Ctrl-C or SIGTERM. Raises ConfigError when it cannot start."""
+    """Show the page until SIGINT (Ctrl-C) or SIGTERM. Raises ConfigError when it cannot start."""
     if not APP.exists():
         raise ConfigError(f"{APP} is missing: the dashboard is not part of this installation")
     for url in command.urls():
@@ -92,13 +92,15 @@ def run_page(command: DashboardCommand) -> int:
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    # A script starts its background jobs with SIGINT ignored; `serve` heeds one all the same.
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return child.wait()
     except KeyboardInterrupt:
         return 0
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         child.terminate()
         try:
             child.wait(_STOP_S)

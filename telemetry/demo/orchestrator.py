@@ -314,12 +314,15 @@ def _status_display(console: Console) -> Iterator[_Display]:
 
 @contextlib.contextmanager
 def _signals_end_the_demo() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demo in order, as Ctrl-C does."""
+    """Ctrl-C, SIGTERM and a closed terminal end the demo in order.
+
+    SIGINT also where a script started the demo in the background, which is with that signal ignored.
+    """
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise _Ended(signal.Signals(number).name)
 
-    wanted = (signal.SIGTERM, signal.SIGHUP)
+    wanted = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, end) for number in wanted}
     try:
         yield

@@ -6,6 +6,7 @@ import functools
 import http.server
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -143,6 +144,33 @@ def test_the_page_answers_and_ends_with_its_command(tmp_path: Path) -> None:
         assert child.stop(20) == 0
     with bind_listener("127.0.0.1", port):
         pass  # nobody is left on the port
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_page_in_the_background_of_a_script_ends_by_either_signal(number: signal.Signals, tmp_path: Path) -> None:
+    """A shell without job control starts `admitscope dashboard &` with SIGINT ignored."""
+    port = free_port("127.0.0.1", 0)
+    words = [sys.executable, "-m", "telemetry.cli", "dashboard", "http://127.0.0.1:9", "--port", str(port)]
+    with (tmp_path / "log").open("wb") as log:
+        child = subprocess.Popen(["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *words], stdout=log, stderr=log)
+    try:
+        while not _is_served(f"http://127.0.0.1:{port}/_stcore/health"):
+            assert child.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        child.send_signal(number)
+        assert child.wait(60) == 0
+    finally:
+        child.kill()
+        child.wait()
+    with bind_listener("127.0.0.1", port):
+        pass  # nobody is left on the port
+
+
+def _is_served(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_a_web_server_that_is_no_engine_is_not_said_to_lack_a_request(

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.model
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
-    # A shell that runs the tests in the background has Ctrl-C ignored, and a child inherits what is ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As a script starts it in the background: with Ctrl-C ignored, which a child inherits.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "telemetry.cli", "demo", *flags],
