@@ -51,8 +51,9 @@ AIM_MODEL_SHARE: Final = 0.01
 STEP_MS: Final = 5.0
 WINDOW_S: Final = 0.4
 MODEL_RUNNING: Final = 32
-#: Much longer than workers may rest: what they do after a window is not in its time.
 MODEL_WINDOW_STEPS: Final = 160
+#: Steps before a window, which last longer than workers may rest: it begins with as much for them to do as it leaves.
+MODEL_LEAD_IN_STEPS: Final = 140
 MODEL_WARM_UP_STEPS: Final = 150
 #: What is measured: steps without a model, with one that waits, SmolLM2 with the demo's requests, and with two ending.
 PARTS: Final = ("step", "paced", "demo", "two")
@@ -150,6 +151,7 @@ def model_share(traces: str, pairs: int, lengths: Sequence[TraceRow]) -> dict[st
             on_first_byte=listeners.metrics.front_end.on_first_byte,
         )
         on_load.share_memory(off_load)
+        listeners.borrow_from(on_load.executor)
         for load in (off_load, on_load):
             load.cpu_ns(MODEL_WARM_UP_STEPS)
         before, made = worker_ns(listeners), on_load.steps
@@ -157,6 +159,7 @@ def model_share(traces: str, pairs: int, lengths: Sequence[TraceRow]) -> dict[st
         for pair in range(pairs):
             seconds, process_us = {}, {}
             for load in (off_load, on_load) if pair % 2 else (on_load, off_load):
+                load.window(steps=MODEL_LEAD_IN_STEPS)
                 window = load.window(steps=MODEL_WINDOW_STEPS)
                 seconds[load], process_us[load] = 1 / window.tokens_per_s, window.process_us
                 worker_ns(listeners)  # what one window left to do is not done in the next

@@ -4,10 +4,9 @@ The engine thread only adds to a bounded deque, because `extend` and `popleft` a
 for the other. A plan rings for the worker: the engine computes next, mostly without the interpreter, so that is when
 work beside it costs least. Without plans the worker looks every `period_s`, which bounds the latency of what it feeds.
 
-Workers take turns, and work in slices of SLICE_NS with a sleep in between. A sleep of zero would give the interpreter's
-lock back and take it again before the engine thread has woken up to it; so a step that comes back meanwhile waits for
-one slice at most. Where a queue grows all the same, the engine is busy without a pause: then the worker takes no
-breaks, and above half the capacity each plan gives way for GIVE_WAY_S, unless the worker stands still.
+Workers take turns, and work in slices (`telemetry.pacing.Pace`). Where a queue grows all the same, the engine is busy
+without a pause: then the worker takes no breaks, and above half the capacity each plan gives way for GIVE_WAY_S, unless
+the worker stands still.
 
 A full queue drops the newest event and counts it. Whatever the listener raises is counted and logged at a bounded
 rate, never raised. What is no fault but an end (`SystemExit`) ends the worker: that is counted and logged too, what
@@ -25,19 +24,15 @@ from functools import partial
 from typing import Final
 
 from engine.events import AnyEvent, EventSink, StepPlanned
+from engine.executor.base import LendCore
 from telemetry.error_log import ErrorLog
-from telemetry.pacing import TURN_S, Bell, ForwardWindow, Turns
+from telemetry.pacing import TURN_S, Bell, ForwardWindow, Pace, Turns
 from telemetry.takers import Closable, Flushable, SinkStats, Taker, takers_of
 
 _LOG: Final = logging.getLogger("admitscope.telemetry")
 
 CAPACITY: Final = 65_536
 PERIOD_S: Final = 0.2
-#: How long a worker that has woken up waits for a forward to work beside; pacing.HURRIED_S where somebody asks.
-PATIENCE_S: Final = 0.05
-#: Longest stretch of work between two breaks, and the break.
-SLICE_NS: Final = 400_000
-BREAK_S: Final = 0.000_1
 #: What the engine thread gives away at a plan when a worker cannot follow.
 GIVE_WAY_S: Final = 0.001
 #: Events taken at once, and those for which a plan rings; fewer wait for the period. A worker is in the way of the
@@ -45,6 +40,8 @@ GIVE_WAY_S: Final = 0.001
 #: engine half as much. Where more come in a period, a longer queue would cost memory that is in no cache.
 _BATCH: Final = 8
 _WORTH_A_RING: Final = 512
+#: The same beside a model that leaves nobody's memory in a cache anyway.
+_WORTH_A_LOAN: Final = 2_048
 #: As many waiting events are no delay but a backlog: no more breaks.
 _BACKLOG: Final = 4_096
 #: How often a close that takes long says what is left, and looks how far it is.
@@ -81,7 +78,7 @@ class BufferedSink:
         self._sink = sink
         self._takers = takers_of(sink)
         self._capacity = capacity
-        self._period_s = period_s
+        self._period_s, self._worth_a_ring = period_s, _WORTH_A_RING
         self._batch = batch
         self._queue: deque[AnyEvent] = deque()
         #: (events delivered before it, what to do then), in that order.
@@ -95,8 +92,6 @@ class BufferedSink:
         self.cpu_ns = 0
         #: Events up to here were delivered, and flushed.
         self._settled = 0
-        #: Of the present drain: whether it waits for forwards, and when its slice began.
-        self._waits, self._began_ns = True, 0
         #: Who waits for the worker now.
         self._askers = 0
         self._closing = False
@@ -108,6 +103,7 @@ class BufferedSink:
         self._rests = False
         #: When work beside the engine costs it least.
         self.window = ForwardWindow(self._bell)
+        self.pace = Pace(self.window, published=self._count_accepted, is_asked=self._is_asked)
         #: Brings what was published and not handed over yet. Set by whoever keeps some back; any thread calls it.
         self.refill: Callable[[], None] = _nothing
         self._drained = threading.Condition()
@@ -137,13 +133,18 @@ class BufferedSink:
         """The last event was a plan, with which the forward has opened. The engine thread alone."""
         waiting = len(self._queue)
         window = self.window
-        if (window.is_awaited and window.forward.is_of_use) or (self._rests and waiting > _WORTH_A_RING):
+        if (window.is_awaited and window.forward.is_of_use) or (self._rests and waiting > self._worth_a_ring):
             self._rests = False
             self._bell.ring()
         # A worker that cannot follow is at work: it neither rests nor waits.
         if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
             self._gave_way_at = self._delivered
             time.sleep(GIVE_WAY_S)
+
+    def share_processors(self, lend_core: LendCore, *, period_s: float) -> None:
+        """The engine computes on every processor that the worker could have: it asks for one, and wakes up as seldom as
+        that. Before the first event."""
+        self.pace.lend_core, self._period_s, self._worth_a_ring = lend_core, period_s, _WORTH_A_LOAN
 
     def stats(self) -> SinkStats:
         """The counters now."""
@@ -280,9 +281,11 @@ class BufferedSink:
         if not self._queue and not self._calls:
             return
         has_turn = _TURNS.take(self._count)
+        self.pace.begin()
         try:
             self._drain()
         finally:
+            self.pace.end()
             if has_turn:
                 _TURNS.give_back()
 
@@ -298,11 +301,9 @@ class BufferedSink:
     def _drain(self) -> None:
         queue, waiting = self._queue, len(self._queue)
         takers = self._takers
-        # Once it has waited in vain it goes on: the engine is idle, or its forward passes are too short to wait for.
-        self._waits, self._began_ns = True, time.perf_counter_ns()
         while not self._given_up:
             if waiting:
-                self._pace()
+                self.pace.before_work(is_polite=self._is_polite)
             # A call that comes after this look comes after all that wait by now.
             most = min(waiting, self._batch)
             if self._calls:
@@ -321,18 +322,9 @@ class BufferedSink:
         doing = f"taking events up to step {events[-1].step}"
         for at, take in enumerate(takers):
             if at:
-                self._pace()
+                self.pace.before_work(is_polite=self._is_polite)
             self._guard(partial(take, events), doing)
         self._delivered += len(events)
-
-    def _pace(self) -> None:
-        """Before more work: a break where the last was long ago, and the engine's forward where it is waited for."""
-        if time.perf_counter_ns() - self._began_ns > SLICE_NS:
-            self._pause()
-            self._began_ns = time.perf_counter_ns()
-        if self._waits and not self.window.forward.leaves_time and self._is_polite:
-            self._waits = self.window.wait(self._count_accepted, PATIENCE_S, is_hurried=self._is_asked)
-            self._began_ns = time.perf_counter_ns()
 
     def _run_calls(self) -> int:
         """Run those that are due. Returns how many events may be delivered before the next is."""
@@ -354,11 +346,6 @@ class BufferedSink:
             except Exception as error:  # whatever a listener raises must not end its thread
                 self._errors.record(error, f"taking {type(event).__name__} of step {event.step}")
             self._delivered += 1
-
-    def _pause(self) -> None:
-        """A break, in which the engine thread gets the interpreter if it wants it."""
-        # Not left out for whoever waits in `catch_up`: a scrape must not hold up a step either.
-        time.sleep(BREAK_S if self._is_polite else 0)
 
     @property
     def _is_polite(self) -> bool:

@@ -136,6 +136,7 @@ def build_instance(command: ServeCommand, *, executor: Executor | None = None, c
     )
     listeners.read_model.journal = None if journal is None else str(journal.path.absolute())
     listeners.attach(engine, engine_thread)
+    listeners.borrow_from(executor)
     return Instance(engine, engine_thread, app, listeners, journal, executor)
 
 

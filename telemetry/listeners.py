@@ -14,6 +14,7 @@ from typing import Final
 
 from engine.clock import Clock
 from engine.events import EventSink, FanOut
+from engine.executor.base import Executor, LendingExecutor
 from engine.llm_engine import LLMEngine
 from engine.server.engine_thread import EngineThread
 from telemetry.buffered import BufferedSink
@@ -39,6 +40,11 @@ from telemetry.takers import SinkStats
 CATCH_UP_S: Final = 0.1
 #: Longest that the end waits for each file to be written, as long as it grows.
 WRITE_OUT_S: Final = 60.0
+#: How long workers rest beside a model that computes on all of their processors: each time that they wake up they find
+#: nothing of theirs in any cache, which takes them as long as what a tenth of a second brought. The second is what a
+#: killed engine loses of its files.
+LISTENERS_S: Final = 2.0
+FILES_S: Final = 1.0
 #: Events that the journal encodes at once, which is quick: about a step's.
 JOURNAL_BATCH: Final = 32
 
@@ -127,6 +133,14 @@ class Listeners:
         self._engine_thread = engine_thread
         self.checking.attach(engine, engine_thread, self.metrics, self._span_sink, self._shared.call)
         self.exposition.warm()
+
+    def borrow_from(self, executor: Executor) -> None:
+        """Where `executor` computes on all processors: workers ask for one, and wake up less often. Before a step."""
+        lend_core = executor.lend_core if isinstance(executor, LendingExecutor) else None
+        if lend_core is None:
+            return
+        for queue in self.queues:
+            queue.share_processors(lend_core, period_s=LISTENERS_S if isinstance(queue, SharedSink) else FILES_S)
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was published before is heard, and judged. False after `timeout_s`, for any queue."""

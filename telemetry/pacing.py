@@ -1,7 +1,8 @@
 """When a worker beside the engine may run. Owns: the turns of workers, and the engine's forward.
 
 Work beside the engine thread is cheapest while the model computes: then the engine wants neither the interpreter's lock
-nor what lies in the caches. `Forward` follows that by what the engine publishes; nobody asks the engine.
+nor what lies in the caches. `Forward` follows that by what the engine publishes; nobody asks the engine. `Pace` cuts
+work into slices.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from engine.executor.base import LendCore
 
 #: How long a worker that has its turn may stand before the others go on without one.
 TURN_S: Final = 0.02
@@ -24,6 +27,17 @@ HURRIED_S: Final = 2 * IDLE_S
 MARGIN_NS: Final = 600_000
 #: A shorter forward is over before whoever is rung for has woken up.
 OF_USE_NS: Final = 200_000
+#: How long a worker that has woken up waits for a forward to work beside; HURRIED_S where somebody asks.
+PATIENCE_S: Final = 0.05
+#: Longest stretch of work between two breaks, and the break.
+SLICE_NS: Final = 400_000
+BREAK_S: Final = 0.000_1
+#: The stretch on a processor that the engine has lent, beside a forward whose end is known: the engine wants nothing
+#: of the worker meanwhile, and each time that it lends one costs it the rest of a task.
+LENT_SLICE_NS: Final = 1_500_000
+#: What is asked for: the break, the stretch, and what began at its end. Longer, and a worker that stands would cost the
+#: engine a processor.
+LOAN_NS: Final = 2_500_000
 #: Forwards whose shortest says how long the next one will last at least.
 _REMEMBERED: Final = 4
 _NEVER: Final = 1 << 63
@@ -129,6 +143,11 @@ class Forward:
         return self.is_open and self._begins_ns <= time.monotonic_ns() < self._ends_ns
 
     @property
+    def ends_known(self) -> bool:
+        """Whether it leaves time up to an end that is expected, and not until it is there."""
+        return self._ends_ns != _NEVER
+
+    @property
     def begins_in_s(self) -> float:
         """Seconds until the batch is put together; not above 0 where it is, or no step is planned."""
         return (self._begins_ns - time.monotonic_ns()) / 1e9 if self.is_open else 0.0
@@ -171,3 +190,69 @@ class ForwardWindow:
             return self.forward.is_of_use and self.forward.leaves_time
         finally:
             self.is_awaited = False
+
+
+class Pace:
+    """When one worker takes a break, waits for a forward, and asks for one of the processors that it computes on.
+
+    published  counts what the engine published
+    is_asked   somebody waits for the worker
+
+    A sleep of zero would give the interpreter's lock back and take it again before the engine thread has woken up to
+    it; so a step that comes back meanwhile waits for one slice at most.
+
+    A worker that wakes up beside an engine whose threads fill all processors puts one of them aside in the middle of a
+    task, for which the others then wait. One that asks first (`lend_core`), and takes its break then, finds a processor
+    that nobody else wants.
+    """
+
+    def __init__(
+        self, window: ForwardWindow, *, published: Callable[[], int], is_asked: Callable[[], bool] = _never
+    ) -> None:
+        #: See LendingExecutor. None: the engine fills no processors, or not all.
+        self.lend_core: LendCore | None = None
+        self._window, self._published, self._is_asked = window, published, is_asked
+        self._waits, self._has_core = True, False
+        self._began_ns = 0
+
+    def begin(self) -> None:
+        """There is work. Once it has waited in vain it goes on without waiting until `end`: the engine is idle, or its
+        forward passes are too short to wait for."""
+        self._waits = True
+        # The first stretch too wants a processor of its own: a break comes first, in which one gets free.
+        self._began_ns = 0 if self._may_ask else time.perf_counter_ns()
+
+    def end(self) -> None:
+        """There is none any more, or none that may be done now."""
+        if self._has_core and self.lend_core is not None:
+            self.lend_core(0)
+        self._has_core = False
+
+    def before_work(self, *, is_polite: bool) -> None:
+        """Before a part of the work: a break where the last was long ago, and the engine's forward where it is waited
+        for. `is_polite`: the engine comes first."""
+        slice_ns = LENT_SLICE_NS if self._has_core else SLICE_NS
+        if time.perf_counter_ns() - self._began_ns > slice_ns:
+            self._take_break(is_polite=is_polite)
+        if self._waits and is_polite and not self._window.forward.leaves_time:
+            self.end()
+            self._waits = self._window.wait(self._published, PATIENCE_S, is_hurried=self._is_asked)
+            self._began_ns = time.perf_counter_ns()
+            if self._may_ask:
+                self._take_break(is_polite=True)
+
+    def _take_break(self, *, is_polite: bool) -> None:
+        """In which the engine thread gets the interpreter if it wants it, and a thread that computes ends its task."""
+        if is_polite and self._may_ask and self.lend_core is not None:
+            self.lend_core(LOAN_NS)
+            self._has_core = True
+        else:
+            self.end()
+        # Not left out for whoever waits to be caught up with: a scrape must not hold up a step either.
+        time.sleep(BREAK_S if is_polite else 0)
+        self._began_ns = time.perf_counter_ns()
+
+    @property
+    def _may_ask(self) -> bool:
+        forward = self._window.forward
+        return self._waits and self.lend_core is not None and forward.ends_known and forward.leaves_time

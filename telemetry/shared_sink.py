@@ -75,6 +75,7 @@ class SharedSink:
         self.catch_up = self._queue.catch_up
         self.flush = self._queue.flush
         self.close = self._queue.close
+        self.share_processors = self._queue.share_processors
 
     @property
     def queue(self) -> BufferedSink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 
 from engine.attention.metadata import PagedMetadata
 from engine.sampling_params import SamplingParams
+
+#: Called with nanoseconds, by any thread; see LendingExecutor.
+LendCore = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,18 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class LendingExecutor(Executor, Protocol):
+    """An executor on a CPU. Where it computes with a thread on each of the process's processors, it can leave one of
+    them to others for a moment: whoever runs there anyway would put a thread aside in the middle of its task.
+
+    lend_core   for as many nanoseconds from now one thread fewer computes; 0: all do again, at once. None: there is a
+                processor to spare, or nothing that can be left
+    """
+
+    lend_core: LendCore | None
 
 
 @runtime_checkable

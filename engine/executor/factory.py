@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.executor.base import Executor
+from engine.executor.base import Executor, LendCore
 from engine.executor.cpu_form import CpuFormChoice
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
         from engine.attention.device import CudaRuntime
 
         return build_gpu_executor(config, path, CudaRuntime())
-    model, attention = _on_cpu(config, path, choice)
+    model, attention, lend_core = _on_cpu(config, path, choice)
     dtype = model.dtype
     context = _context(config, model.config)
     num_pages = pool_pages(config, model.config, itemsize=dtype.itemsize)
@@ -72,6 +72,7 @@ def build_torch_executor(config: EngineConfig) -> TorchExecutor:
         if "allocate memory" not in str(error):
             raise
         raise ConfigError(_too_big(config, num_pages, model.config.kv_bytes_per_token(dtype.itemsize))) from error
+    executor.lend_core = lend_core
     if model.config.vocab_size * model.config.hidden_size >= _LARGE:
         give_back_free_memory()
         ask_for_huge_pages()
@@ -126,8 +127,10 @@ def _too_big(config: EngineConfig, num_pages: int, token_bytes: int) -> str:
     return f"cache.{name}={getattr(config.cache, name)} asks for {mib:,.0f} MiB of K/V memory: this machine refuses it"
 
 
-def _on_cpu(config: EngineConfig, path: Path, choice: CpuFormChoice) -> tuple[Decoder, AttentionBackend]:
-    """The model and its attention."""
+def _on_cpu(
+    config: EngineConfig, path: Path, choice: CpuFormChoice
+) -> tuple[Decoder, AttentionBackend, LendCore | None]:
+    """The model, its attention, and what leaves a processor to others."""
     from engine.attention.cpu import CpuBackend
     from engine.attention.native import NativeBackend
     from engine.attention.torch_reference import TorchReferenceBackend
@@ -144,7 +147,7 @@ def _on_cpu(config: EngineConfig, path: Path, choice: CpuFormChoice) -> tuple[De
             shape, weights = load_weights(path, form.dtype)
     if form.library is not None:
         native = NativeLlama(shape, weights, form.library, quantization=form.quantization)
-        return native, NativeBackend(form.library, windows=shape.windows)
+        return native, NativeBackend(form.library, windows=shape.windows), form.library.core_lender()
     attention: AttentionBackend
     if config.executor.attention_backend == "reference":
         attention = TorchReferenceBackend(windows=shape.windows)
@@ -154,4 +157,4 @@ def _on_cpu(config: EngineConfig, path: Path, choice: CpuFormChoice) -> tuple[De
     model = LlamaModel(shape, weights, quantization=form.quantization)
     if form.why:
         model.kernels += f": {form.why}"
-    return model, attention
+    return model, attention, None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.attention.base import AttentionBackend, CapturableAttention
 from engine.attention.device import DeviceRuntime
 from engine.attention.staging import SETS, Rotation, Staging
-from engine.executor.base import ExecutorInfo, ForwardBatch, StepResult
+from engine.executor.base import ExecutorInfo, ForwardBatch, LendCore, StepResult
 from engine.executor.decode_graphs import DecodeGraphs
 from engine.executor.sampler import Sampler
 from engine.models.decoder import Decoder, LayerCache
@@ -58,6 +58,8 @@ class TorchExecutor:
         context = config.max_context_tokens if max_context_tokens is None else max_context_tokens
         #: Others may have the same: K/V are the executor's.
         self.model = model
+        #: See LendingExecutor. Set by whoever knows what the model's kernels are.
+        self.lend_core: LendCore | None = None
         self._attention = attention
         self._info = ExecutorInfo(
             model=name,

@@ -7,13 +7,18 @@ Calls give the interpreter's lock away while they run.
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import c_float, c_int, c_long, c_void_p
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
 from engine.native.compiler import NativeUnavailableError
+
+if TYPE_CHECKING:
+    from engine.executor.base import LendCore
 
 Mode = Literal[0, 1, 2, 3]
 TO_NUMBERS: Final[Mode] = 0
@@ -150,6 +155,9 @@ class Library:
             for name, arguments in _SIGNATURES.items():
                 function = getattr(library, name)
                 function.argtypes, function.restype = arguments, None
+            # Not worth to give the interpreter's lock away for: it stores two numbers.
+            self._limit_threads = ctypes.PyDLL(str(path)).limit_threads
+            self._limit_threads.argtypes, self._limit_threads.restype = (c_int, c_long), None
             self.has_tiles = bool(library.use_tiles())
             self.dtype = torch.float32 if library.number_bytes() == 4 else torch.bfloat16
         except (OSError, AttributeError) as error:
@@ -165,3 +173,10 @@ class Library:
         self.attend_layer = library.attend_layer
         self.finish_layer = library.finish_layer
         self.run_layers = library.run_layers
+
+    def core_lender(self) -> LendCore | None:
+        """What leaves one of this process's processors to others; None where torch's threads leave one free anyway."""
+        threads = torch.get_num_threads()
+        if threads < 2 or threads < len(os.sched_getaffinity(0)):
+            return None
+        return partial(self._limit_threads, threads - 1)

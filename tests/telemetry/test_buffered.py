@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.events import AnyEvent, RecordingSink
-from telemetry import buffered
+from telemetry import buffered, pacing
 from telemetry.buffered import BufferedSink
 from telemetry.error_log import ErrorLog
 from telemetry.isolation import IsolatedSink
@@ -357,7 +357,7 @@ def test_above_half_its_room_an_engine_gives_way_to_a_worker_that_is_at_work_but
 def test_whoever_asks_is_answered_beside_an_engine_that_never_rests_and_whose_forwards_are_short(
     numbered: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffered, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(pacing, "PATIENCE_S", 600.0)
     sink = BufferedSink(RecordingSink(), "read_model", period_s=600.0)
     has_asked = threading.Event()
 

@@ -4,6 +4,9 @@
  * has put aside, for a listener or for another program, holds up all; here the caller waits for tasks that somebody has
  * begun, never for a helper that has not come. Helpers look for work for a moment after a job, which covers the way from
  * one kernel to the next, and then sleep: between steps their cores belong to others.
+ *
+ * A helper that is put aside has begun a task, so others who need a core for a moment ask for one (`limit_threads`): the
+ * helpers beyond the limit end their tasks, leave the rest of the job to others, and sleep.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -17,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #include <x86intrin.h>
 
@@ -36,6 +40,10 @@ static Work work_of_job;
 static const void *job_at_hand;
 static int threads_of_job;
 
+/* Until when, by CLOCK_MONOTONIC in nanoseconds, only threads below `most_threads` take tasks; 0: all do. */
+static _Atomic int64_t limited_until;
+static atomic_int most_threads;
+
 /* Each thread has a run of tasks of its own, so that it reads memory in order; one that is through takes from others. */
 typedef struct {
     atomic_long next;
@@ -46,6 +54,27 @@ static Share shares[MOST_HELPERS + 1];
 
 static atomic_int is_open, inside, asleep;
 static _Atomic uint32_t generation; /* a job more */
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+void limit_threads(int most, long ns) {
+    atomic_store(&most_threads, most < 1 ? 1 : most);
+    atomic_store(&limited_until, ns > 0 ? now_ns() + ns : 0);
+}
+
+static int is_limited(void) {
+    int64_t until = atomic_load_explicit(&limited_until, memory_order_relaxed);
+    return until && now_ns() < until;
+}
+
+/* Never the caller: somebody has to do the job. */
+static int stays_away(int thread) {
+    return thread && is_limited() && thread >= atomic_load_explicit(&most_threads, memory_order_relaxed);
+}
 
 static void sleep_until_not(uint32_t seen, int thread) {
     atomic_fetch_add(&asleep, 1);
@@ -72,7 +101,11 @@ static void leave_tiles(void) {
 static void take_tasks(Work work, const void *job, int thread, int threads) {
     for (int i = 0; i < threads; i++) {
         Share *share = &shares[(thread + i) % threads];
-        for (long task; (task = atomic_fetch_add(&share->next, 1)) < share->end;) work(job, task, thread);
+        while (!stays_away(thread)) {
+            long task = atomic_fetch_add(&share->next, 1);
+            if (task >= share->end) break;
+            work(job, task, thread);
+        }
     }
     leave_tiles();
 }
@@ -82,7 +115,8 @@ static void *help(void *number) {
     uint32_t seen = 0;
     for (;;) {
         uint64_t since = __rdtsc();
-        while (atomic_load_explicit(&generation, memory_order_relaxed) == seen && __rdtsc() - since < PATIENCE)
+        while (atomic_load_explicit(&generation, memory_order_relaxed) == seen && __rdtsc() - since < PATIENCE &&
+               !stays_away(thread))
             _mm_pause();
         while (atomic_load(&generation) == seen) sleep_until_not(seen, thread);
         seen = atomic_load(&generation);
@@ -101,6 +135,7 @@ static void forget_helpers(void) {
     atomic_store(&is_open, 0);
     atomic_store(&inside, 0);
     atomic_store(&asleep, 0);
+    atomic_store(&limited_until, 0); /* whoever asked for a core is not here */
     pthread_mutex_init(&one_caller, NULL);
 }
 
@@ -141,7 +176,9 @@ void run_tasks(Work work, const void *job, long count, int threads) {
     }
     atomic_store(&is_open, 1);
     atomic_fetch_add(&generation, 1);
-    if (atomic_load(&asleep)) wake_helpers(threads);
+    int wanted = threads;
+    if (is_limited() && wanted > atomic_load(&most_threads)) wanted = atomic_load(&most_threads);
+    if (wanted > 1 && atomic_load(&asleep)) wake_helpers(wanted);
     take_tasks(work, job, 0, threads);
     atomic_store(&is_open, 0);
     for (int i = 0; atomic_load(&inside); i++) {

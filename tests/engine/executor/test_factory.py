@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelFormatError
+from engine.executor.base import LendingExecutor
 from engine.executor.factory import build_executor, pool_pages
 from engine.executor.manual import ManualDriver
 from engine.executor.simulated import SimulatedExecutor
 from engine.executor.torch_executor import TorchExecutor
 from tests.engine.executor.tiny import CONFIG
 from tests.engine.models.gguf_files import tiny_weights, write_gguf
+from tests.engine.native.libraries import library
 
 
 @pytest.fixture
@@ -112,3 +115,19 @@ def test_the_default_model_is_the_packaged_one() -> None:
     info = build_executor(EngineConfig.model_validate({"cache": {"num_pages": 4}})).info()
     assert (info.model, info.vocab_size, info.max_context_tokens) == ("SmolLM2-135M-Instruct", 49_152, 8192)
     assert info.eos_token_ids == (2,)
+
+
+def test_an_executor_lends_a_processor_where_its_threads_fill_them(
+    restore_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library()  # skips where there are no kernels in C
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+
+    def lends(**settings: Any) -> bool:
+        executor = build_executor(EngineConfig.model_validate({"cache": {"num_pages": 4}, "executor": settings}))
+        assert isinstance(executor, LendingExecutor)
+        return executor.lend_core is not None
+
+    assert lends(threads=2, kernels="native")
+    assert not lends(threads=1, kernels="native")
+    assert not lends(threads=2, kernels="torch")

@@ -40,5 +40,5 @@ def library(kernels: Kernels | None = None) -> Library:
     if isinstance(made, str):
         pytest.skip(made)  # it says what is missing: a compiler, or what the processor lacks
     if kernels == "tiles" and not made.has_tiles:
-        pytest.skip("this processor has no matrix units")
+        pytest.skip("this processor has no matrix units (AMX)")
     return made

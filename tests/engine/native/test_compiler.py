@@ -75,7 +75,7 @@ def test_kernels_call_each_other_whatever_else_has_their_names(tmp_path: Path) -
 
 def test_with_and_without_matrix_units_are_two_libraries() -> None:
     if not compiler.may_use_tiles():
-        pytest.skip("this processor has no matrix units")
+        pytest.skip("this processor has no matrix units (AMX)")
     with_tiles, without = Build(), Build(tiles=False)
     assert (with_tiles.has_tiles, without.has_tiles) == (True, False)
     assert with_tiles.wait() != without.wait()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.native import compiler
 from tests.engine.native.libraries import library
@@ -33,6 +35,24 @@ def run(*words: str | Path) -> None:
 @pytest.mark.parametrize("helpers", [1, 2, 15, 40])
 def test_a_job_of_two_threads_wakes_the_helper_it_counts_on(check: Path, helpers: int) -> None:
     run(check, "few", str(helpers))
+
+
+def test_who_asks_for_cores_gets_them_and_all_work_again_afterwards(check: Path) -> None:
+    run(check, "limited")
+
+
+@pytest.mark.parametrize(("threads", "processors", "lends"), [(1, 1, False), (2, 2, True), (2, 3, False), (3, 2, True)])
+def test_a_processor_is_lent_where_there_is_none_to_spare(
+    threads: int, processors: int, lends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = library("no tiles")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(processors)))
+    lend_core = kernels.core_lender()
+    assert (lend_core is not None) == lends
+    if lend_core is not None:
+        lend_core(1000)
+        lend_core(0)
 
 
 @pytest.mark.parametrize(("callers", "forks"), [(1, 0), (3, 0), (2, 10)])
