@@ -99,7 +99,7 @@ class NativeLlama:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self.quantization = quantization
-        self.kernels = "kernels in C" if library.has_tiles else "kernels in C, no matrix units"
+        self.kernels = "kernels in C" if library.has_tiles else "kernels in C, without AMX"
         self._library, self._scratch = library, Scratch()
         self._embedding = weights.embedding
         #: Inputs of the widest layer.

@@ -129,7 +129,7 @@ def test_the_packaged_model_is_computed_in_c_and_says_so() -> None:
     library()
     info = build_torch_executor(EngineConfig.model_validate({"cache": {"num_pages": 4}})).info()
     assert (info.dtype, info.attention_backend) == ("bfloat16, weights int8", "native")
-    assert info.kernels == ("kernels in C" if library().has_tiles else "kernels in C, no matrix units")
+    assert info.kernels == ("kernels in C" if library().has_tiles else "kernels in C, without AMX")
 
 
 def test_a_model_that_int8_does_not_fit_is_computed_in_bfloat16_unless_int8_was_asked_for() -> None:
