@@ -17,6 +17,7 @@ from dashboard.session import INTERVALS_S, Viewer, box_key, on_box
 from dashboard.told import Told, selections_of
 from dashboard.views import VIEWS, kv, now
 from dashboard.words import LANGUAGES, t
+from telemetry.journal_gaps import Gap
 
 #: Times as fast as it was.
 SPEEDS: Final = (0.25, 1.0, 4.0, 16.0, 64.0)
@@ -119,7 +120,8 @@ def scrub_bar(viewer: Viewer, look: Look) -> None:
         at=f.duration(moment.at_s),
         end=f.duration(max(told.expected_s, told.times_s[1])),
     )
-    notes = [] if told.is_read else [t("Reading: {n} events so far.", n=f.count(told.events))]
+    notes = [] if told.gap is None else [_of_gap(told.gap, moment.step)]
+    notes += [] if told.is_read else [t("Reading: {n} events so far.", n=f.count(told.events))]
     if told.error is not None:
         notes.append(t("Reading ended early: {error}", error=told.error))
     components.scrub(
@@ -142,6 +144,13 @@ def scrub_bar(viewer: Viewer, look: Look) -> None:
         on_index=lambda index: _go_to_index(viewer, index),
         on_play=lambda wanted: viewer.play(speed=_speed()) if wanted else viewer.stop(),
     )
+
+
+def _of_gap(gap: Gap, step: int) -> str:
+    """That the journal has a gap; at a step behind it, also what that means for what is shown."""
+    if step <= gap.after_step:
+        return gap.text()
+    return f"{gap.text()} {t('What is shown behind it may be wrong.')}"
 
 
 def _go_to_index(viewer: Viewer, index: int) -> None:

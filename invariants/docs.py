@@ -91,10 +91,11 @@ nothing. No prompt text: events and snapshots hold lengths and salted keys.
 ## Judging a journal
 
 `admitscope check JOURNAL` runs every law over a recorded run, whoever wrote it: exit status 0 when all held, 1 when one
-broke, 2 when the journal lacks events. Refusals that a journal only counts are made again by a replay, as long as
-record and replay agree; the replayed state is audited every 16 steps. From where they part, the record is heard alone,
-and the report names the laws that could not be judged any more. `--snapshot` audits the state that a bundle holds. What
-listeners counted, and their spans, are not in a journal.
+broke, 2 when the journal lacks events: by a line of its own that says so, or because lines of the file are gone, which
+the first sentence says; what comes behind is not judged. Refusals that a journal only counts are made again by a
+replay, as long as record and replay agree; the replayed state is audited every 16 steps. From where they part, the
+record is heard alone, and the report names the laws that could not be judged any more. `--snapshot` audits the state
+that a bundle holds. What listeners counted, and their spans, are not in a journal.
 
 ## Sabotage
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from telemetry.journal_gaps import Gap
+
 
 class Found(BaseModel):
     """One violation. `seq`: the event at which it showed; `by`: that event, or an audit after it.
@@ -36,6 +38,7 @@ class CheckReport(BaseModel):
     last        of each law that broke, the latest one
     unjudged    laws that a record of this kind is not held to at all
     notes       what was not judged, and why
+    gap         events that the middle of the journal lacks without a line that says so: nothing behind it was judged
     """
 
     model_config = ConfigDict(frozen=True)
@@ -50,6 +53,7 @@ class CheckReport(BaseModel):
     last: dict[str, Found] = {}
     unjudged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    gap: Gap | None = None
 
     @property
     def exit_code(self) -> int:
@@ -63,6 +67,8 @@ def render(report: CheckReport) -> str:
     head = f"{report.events:,} events of {report.steps:,} steps, {made:,} checks, {report.audits:,} audits"
     total = sum(report.counts.values())
     lines = [f"{total:,} violations: {head}" if total else f"every law held: {head}"]
+    if report.gap is not None:
+        lines.insert(0, report.gap.judged_text())
     lines += [f"  {law}: {count:,}" for law, count in sorted(report.counts.items())]
     for found in report.violations:
         who = f", request {found.rid}" if found.rid is not None else ""

@@ -148,7 +148,8 @@ def _explain(command: ExplainCommand) -> int:
         else:
             explanation = explain(path, command.rid, command.lang)
     except (UnknownRequest, AmbiguousRequest) as error:
-        print(f"admitscope: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"admitscope: {line}", file=sys.stderr)
         return 1
     print(explanation.model_dump_json(indent=1) if command.json_output else explanation.text(command.lang))
     return 0

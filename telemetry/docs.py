@@ -32,7 +32,9 @@ The order of a journal: a `header` in front of each file; then events as the eng
 repeats the last written one of the same request is counted in a `refusals_folded` line instead. Every 256 steps, at
 rotation and at the end a `checkpoint` holds the running hash over all events but `ResponseSent`, before folding, so
 that `admitscope replay` can tell "identical" from "almost". `events_missing` stands where events were lost. A last
-line that is cut off is what a crash leaves; readers stop there and say so.
+line that is cut off is what a crash leaves; readers stop there and say so. A number that no line has and none accounts
+for was in a line that is gone since (cut out, or lost with a block of the file): `check` and `replay` say between which
+events, steps and lines, read up to there and end with status 2; `explain` and the page say it beside what they tell.
 
 `engine.events` defines the events the engine publishes, `telemetry/schema_events.py` their readers' twins,
 `telemetry/schema_journal.py` the lines that only a journal has.

@@ -119,6 +119,7 @@ class JournalReader:
     torn    set by the latest complete reading when the journal ends in a damaged line
     open_end  set by the latest complete reading when the last line is whole, but is not the checkpoint with which a
               writer closes a journal: it was cut there, or is still being written. Why, in words
+    ends_at   set with `open_end`: file:line of that last line
     """
 
     def __init__(self, path: Path) -> None:
@@ -126,6 +127,7 @@ class JournalReader:
         self.files = segment_files(path)
         self.torn: TornTail | None = None
         self.open_end: str | None = None
+        self.ends_at: str | None = None
         self.header = self._header_of(self.files[0], 0)
 
     def records(self, *, without: tuple[str, ...] = ()) -> Iterator[Record]:
@@ -144,7 +146,7 @@ class JournalReader:
 
     def read(self, decoded: Callable[[bytes], _T]) -> Iterator[tuple[Line, _T]]:
         """Every line with what `decoded` makes of it; it raises RecordError for what it cannot read."""
-        self.torn = self.open_end = None
+        self.torn = self.open_end = self.ends_at = None
         starts = 0
         lines = self._lines()
         line = next(lines, None)
@@ -163,6 +165,7 @@ class JournalReader:
                 starts += 1
                 self._check_start(line, starts)
             if following is None and self.torn is None and not line.raw.startswith(_CHECKPOINT):
+                self.ends_at = str(line)
                 self.open_end = f"{line} is no closing checkpoint: the record was cut here, or is still being written"
             yield line, value
             line = following

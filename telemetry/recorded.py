@@ -25,6 +25,7 @@ import msgspec
 from engine.errors import AdmitscopeError
 from engine.events import AnyEvent, EngineStarted, StepCompleted
 from telemetry.export.source import Enough, Heard, Survey, feed, survey
+from telemetry.journal_gaps import Gap
 from telemetry.observe import (
     EngineStatus,
     Explanation,
@@ -69,6 +70,7 @@ class Progress:
     wall_s  Unix time of the first event
     error   why reading ended before the end of the journal, with file and line
     notes   what the journal lacks, or why it ends early
+    gap     events that the middle of the journal lacks without a line that says so
     """
 
     moments: int
@@ -80,6 +82,7 @@ class Progress:
     is_read: bool
     error: str | None
     notes: tuple[str, ...]
+    gap: Gap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ class Recording:
         self._is_closed = False
         self._error: str | None = None
         self._notes: tuple[str, ...] = ()
+        self._gap: Gap | None = None
         if in_background:
             threading.Thread(target=self._read, name="recording", daemon=True).start()
         else:
@@ -139,6 +143,7 @@ class Recording:
             is_read=self._is_read,
             error=self._error,
             notes=self._notes,
+            gap=self._gap,
         )
 
     def moment(self, index: int) -> Moment:
@@ -210,7 +215,7 @@ class Recording:
                 self._notes = self._fold(tables.tell)
                 return
             self._expect(survey(self.path))
-            self._notes = self._fold(lambda hear: feed(self.path, hear).notes)
+            self._notes = self._fold(self._feed)
         except (AdmitscopeError, OSError) as error:
             self._error = str(error)
         except (ValueError, ArithmeticError, LookupError) as error:
@@ -224,6 +229,11 @@ class Recording:
 
     def _expect(self, found: Survey | Extent) -> None:
         self._start_ns, self._expected_ns, self._responses = found.start_ns, found.end_ns, found.has_responses
+
+    def _feed(self, hear: Callable[[Heard], None]) -> Sequence[str]:
+        told = feed(self.path, hear)
+        self._gap = told.gap
+        return told.notes
 
     def _fold(self, source: Callable[[Callable[[Heard], None]], Sequence[str]]) -> tuple[str, ...]:
         clock = RecordedClock()

@@ -32,6 +32,7 @@ from engine.scheduler.plan import StepOutcome
 from engine.scheduler.scheduler import Arrival, Scheduler
 from telemetry.folding import EventHash, RefusalFolder
 from telemetry.journal import JournalError
+from telemetry.journal_gaps import NO_GAPS, Gap, Gaps, gaps_in
 from telemetry.journal_reader import JournalReader, Line
 from telemetry.replay_report import Divergence, ReplayReport, difference, render
 from telemetry.replay_surroundings import with_surroundings
@@ -70,18 +71,33 @@ def replay(path: Path) -> ReplayReport:
             f"{path}: {source.version} decided this, and its record has no page keys: only this engine's own can be "
             "replayed (docs/sglang.md)"
         )
-    tape = Tape(reader)
+    report, is_whole = _replayed(reader, None)
+    if is_whole:
+        return report
+    gaps, causes = search(path, report.divergence)
+    for gap in causes:
+        again, _ = _replayed(reader, gap)
+        if again.divergence is None:
+            return again
+    # It left the record in front of any gap, for a reason of its own.
+    return report.model_copy(update={"gap": gaps.first})
+
+
+def _replayed(reader: JournalReader, gap: Gap | None) -> tuple[ReplayReport, bool]:
+    """A replay up to `gap`, and whether it used every line up to there."""
+    tape = Tape(reader, gap)
     tape.skip_headers()
     entry = tape.peek()
     if entry is None or not isinstance(entry[1], EngineStarted):
-        raise JournalError(f"{path}: a replay needs the engine's first event, EngineStarted; this begins later")
+        raise JournalError(f"{reader.path}: a replay needs the engine's first event, EngineStarted; this begins later")
     comparer = Comparer(tape)
-    driver = Driver(entry[1], comparer, path)
+    driver = Driver(entry[1], comparer, reader.path)
     divergence = run_tape(tape, driver, comparer)
     unchecked, missing = 0, comparer.missing
+    is_whole = divergence is None and (missing is not None or tape.peek() is None)
     if divergence is None and missing is None:
         unchecked, missing = tape.unchecked()
-    return ReplayReport(
+    report = ReplayReport(
         verdict="diverged" if divergence else "incomplete" if missing else "identical",
         events=comparer.hash.events,
         steps=driver.steps,
@@ -91,9 +107,28 @@ def replay(path: Path) -> ReplayReport:
         unchecked=unchecked,
         torn=str(reader.torn) if reader.torn else None,
         open_end=reader.open_end,
-        note=f"{missing.missing} events after seq {missing.after_seq} never reached the journal" if missing else "",
+        note=""
+        if missing is None or gap is not None
+        else f"{missing.missing} events after seq {missing.after_seq} never reached the journal",
+        gap=gap,
         divergence=divergence,
     )
+    return report, is_whole
+
+
+def search(path: Path, divergence: Divergence | None) -> tuple[Gaps, tuple[Gap, ...]]:
+    """The gaps of the journal, and those that may be why a replay left it at `divergence`; the likeliest first.
+
+    divergence  None: the replay came to no end of it
+    """
+    if divergence is None:
+        gaps = gaps_in(path)
+        return gaps, gaps.may_explain(None, None, None)
+    if [each.field for each in divergence.fields] == ["count"]:
+        return NO_GAPS, ()  # a count of refusals was altered: nothing is gone
+    made = msgspec.json.decode(divergence.replayed) if divergence.replayed else {}
+    gaps = gaps_in(path)
+    return gaps, gaps.may_explain(divergence.seq, divergence.step, made.get("seq"))
 
 
 def run_tape(tape: Tape, driver: Driver, comparer: Comparer) -> Divergence | None:
@@ -120,9 +155,13 @@ def run_tape(tape: Tape, driver: Driver, comparer: Comparer) -> Divergence | Non
 
 
 class Tape:
-    """The journal's lines with look-ahead: the `now` of a step stands behind the decisions it led to."""
+    """The journal's lines with look-ahead: the `now` of a step stands behind the decisions it led to.
 
-    def __init__(self, reader: JournalReader) -> None:
+    gap  a hole that no line tells of: it is read as if one did, and so ends whatever reads up to a hole
+    """
+
+    def __init__(self, reader: JournalReader, gap: Gap | None = None) -> None:
+        self._gap = gap
         self._lines: Iterator[tuple[Line, Entry]] = reader.read(_decode)
         self._ahead: deque[tuple[Line, Entry]] = deque()
 
@@ -133,6 +172,9 @@ class Tape:
             if read is None:
                 return None
             self._ahead.append(read)
+            if self._gap is not None and str(read[0]) == self._gap.after_line:
+                self._ahead.append((Line(*read[0]), self._gap.as_record()))
+                self._gap = None
         return self._ahead[place]
 
     def pop(self) -> None:
@@ -278,6 +320,7 @@ class Comparer:
         self.responses = 0
         self.missing: EventsMissingRecord | None = None
         self._is_older = False
+        self._last_seq = -1
         self.agreed: deque[bytes] = deque(maxlen=_LINES_BEFORE)
 
     def emit(self, event: AnyEvent) -> None:
@@ -286,6 +329,7 @@ class Comparer:
             self._is_older = event.schema_version < SCHEMA_VERSION
         if self._tape.peek() is None:
             raise RecordEnds
+        self._last_seq = event.seq
         encoded = self._encoder.encode(event)
         folded, written = self._folder.push(event)
         if folded is not None:
@@ -321,8 +365,11 @@ class Comparer:
         assert ahead is not None, "the checkpoint was seen ahead"
         if ahead[0] is not line:
             raise Diverged(difference(ahead[0], b"", "the journal counts refusals that the replay does not make"))
-        replayed = checkpoint.model_copy(update={"events": self.hash.events, "hash": self.hash.hexdigest()})
-        if replayed != checkpoint:
+        now = {"seq": self._last_seq, "events": self.hash.events, "hash": self.hash.hexdigest()}
+        replayed = checkpoint.model_copy(update=now)
+        if replayed.seq < checkpoint.seq:  # of events that are not hashed
+            raise Diverged(difference(line, encode(replayed), "events in front of the checkpoint are in no line"))
+        if replayed.model_copy(update={"seq": checkpoint.seq}) != checkpoint:
             raise Diverged(difference(line, encode(replayed), "the running hash differs: a folded refusal changed"))
         self.checkpoints += 1
         self._tape.pop()

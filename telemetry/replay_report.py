@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
+from telemetry.journal_gaps import Gap
 from telemetry.journal_reader import Line
 
 
@@ -91,6 +92,8 @@ class ReplayReport(BaseModel):
     responses    records of answers sent: the HTTP layer's, which no replay makes
     unchecked    recorded events after the last input (a step cut off in the middle): nothing to compare them with
     open_end     why the journal has no clean end, where its last line is whole: events may be missing behind it
+    gap          events that the middle of the journal lacks without a line that says so. Unless it diverged in front of
+                 them, everything up to there came out again, and nothing behind them was replayed
     """
 
     model_config = ConfigDict(frozen=True)
@@ -105,6 +108,7 @@ class ReplayReport(BaseModel):
     torn: str | None = None
     open_end: str | None = None
     note: str = ""
+    gap: Gap | None = None
     divergence: Divergence | None = None
 
     @property
@@ -138,6 +142,8 @@ def difference(line: Line, replayed: bytes, why: str) -> Divergence:
 def render(report: ReplayReport) -> str:
     """The report for a terminal."""
     out = []
+    if report.gap is not None:
+        out.append(report.gap.judged_text() if report.divergence is None else report.gap.text())
     if report.divergence is None:
         out.append(
             f"{report.verdict}, {report.events:,} events, {report.steps:,} steps, hash {report.hash} "

@@ -69,6 +69,8 @@ def write_tables(journal: Path, folder: Path) -> tuple[Told, ParquetSink]:
 
 
 def _notes(told: Told) -> None:
+    if told.gap is not None:
+        _say(f"note: {told.gap.text()}")
     for note in told.notes:
         _say(f"note: {note}")
 

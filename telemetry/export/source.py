@@ -15,8 +15,10 @@ from typing import Final
 
 from engine.events import AnyEvent, EngineStarted
 from telemetry.journal import JournalError
+from telemetry.journal_gaps import Gap, gaps_in
 from telemetry.journal_reader import JournalReader
-from telemetry.replay import Comparer, Driver, RecordEnds, Tape, run_tape
+from telemetry.replay import Comparer, Driver, RecordEnds, Tape, run_tape, search
+from telemetry.replay_report import Divergence
 from telemetry.schema import LineUnion
 from telemetry.schema_journal import EventsMissingRecord, RefusalsFoldedRecord
 
@@ -39,9 +41,13 @@ class Enough(Exception):
 
 @dataclass
 class Told:
-    """How a journal was read. `notes` says what it lacks."""
+    """How a journal was read. `notes` says what it lacks.
+
+    gap  events that its middle lacks without a line that says so: what was made of the lines behind may be wrong
+    """
 
     events: int = 0
+    gap: Gap | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -58,17 +64,16 @@ def feed(path: Path, hear: Hear) -> Told:
     if source is None:
         comparer = Comparer(tape, heard)
         divergence = run_tape(tape, Driver(entry[1], comparer, path), comparer)
+        if not heard.is_done and (divergence is not None or tape.peek() is not None):
+            told.gap = _gap(path, divergence)
     else:
         told.notes.append(f"{source.version} decided this; docs/sglang.md lists what its record does not tell")
     if not heard.is_done:
         folded = _rest(tape, heard)
-        if divergence is not None and folded:
-            told.notes.append(
-                f"from step {divergence.step} on a replay decides otherwise ({divergence.why}): {folded} refusals that "
-                "the journal only counts are in refusals_folded, and waiting under them counts as `order`"
-            )
-        if divergence is not None and (lost := heard.last_seq + 1 - heard.events - folded - heard.missing) > 0:
-            told.notes.append(f"{lost} events up to seq {heard.last_seq} are in no line of the journal")
+        if source is not None and heard.last_seq + 1 > heard.events + heard.missing:
+            told.gap = gaps_in(path).first
+        if divergence is not None:
+            told.notes += _of_divergence(divergence, told.gap, heard, folded)
     if heard.fault is not None:
         raise heard.fault
     told.events = heard.events
@@ -79,6 +84,28 @@ def feed(path: Path, hear: Hear) -> Told:
     elif reader.open_end is not None and not heard.is_done:
         told.notes.append(f"the journal has no clean end: {reader.open_end}")
     return told
+
+
+def _gap(path: Path, divergence: Divergence | None) -> Gap | None:
+    """The first gap in the journal, or the hole at which the replay left it."""
+    gaps, causes = search(path, divergence)
+    return gaps.first or next(iter(causes), None)
+
+
+def _of_divergence(divergence: Divergence, gap: Gap | None, heard: _Counted, folded: int) -> list[str]:
+    """What is to be said where the record was heard alone. `folded`: refusals that it then only counts."""
+    notes = []
+    if folded and divergence.step is not None:
+        is_by_gap = gap is not None and divergence.step >= gap.after_step
+        why = "the journal has a gap" if is_by_gap else f"a replay decides otherwise ({divergence.why})"
+        notes.append(
+            f"from step {divergence.step} on {why}: {folded} refusals that the journal only counts are in "
+            "refusals_folded, and waiting under them counts as `order`"
+        )
+    lost = heard.last_seq + 1 - heard.events - folded - heard.missing
+    if gap is None and lost > 0:
+        notes.append(f"{lost} events up to seq {heard.last_seq} are in no line of the journal")
+    return notes
 
 
 @dataclass

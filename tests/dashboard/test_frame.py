@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import time
@@ -23,6 +24,7 @@ from dashboard.tables import Table
 from dashboard.theme import LIGHT
 from dashboard.troubles import trouble
 from telemetry.client import LiveSource, SourceUnavailable
+from telemetry.journal_gaps import gaps_in
 from telemetry.recorded import RecordedSource, Recording
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
@@ -329,3 +331,22 @@ def test_the_fleet_keeps_the_last_numbers_of_an_engine_that_is_gone(engine: Fake
     assert [row["cells"][1][0] for row in table.rows] == ["does not answer", "no usable answer"]
     assert table.rows[0]["cells"][2][0] == "60.0\u00a0s"
     assert {len(row["cells"]) for row in table.rows} == {len(table.columns)}
+
+
+def test_a_recording_with_a_gap_says_so_beside_its_bar(page: Open, tmp_path: Path) -> None:
+    """At a step behind it also what that means; in the language of the page."""
+    lines = gzip.decompress(JOURNAL.read_bytes()).splitlines(keepends=True)
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"".join([*lines[:400], *lines[500:]]))
+    gap = gaps_in(path).first
+    assert gap is not None
+    at = page("--journal", str(path), at="855")
+    while not any("scrub" in each.proto.component_name for each in at.get("bidi_component")):
+        assert not at.exception
+        time.sleep(0.05)  # the first run may come before the first step was read
+        at.run()
+    assert sent(read(at), "scrub")["notes"] == f"{gap.text()} What is shown behind it may be wrong."
+    before = read(page("--journal", str(path), at="1"))
+    assert sent(before, "scrub")["notes"] == gap.text()
+    chinese = read(page("--journal", str(path), at="1", lang="zh-CN"))
+    assert sent(chinese, "scrub")["notes"].startswith("日志中间缺少")

@@ -30,6 +30,7 @@ from telemetry.words import CHINESE, ENGLISH, dictionary, speaking
 from tests.builders import engine_config
 from tests.telemetry.live_run import TimedRun
 from tests.telemetry.lives import Maker
+from tests.texts import literals
 
 JOURNAL = Path(__file__).parent / "data" / "explained.jsonl.gz"
 #: Seeds of made-up lives after which every text was said.
@@ -85,7 +86,10 @@ def test_every_sentence_that_can_be_made_is_chinese_and_has_the_numbers_of_the_e
         for before, after in zip(english, chinese, strict=True):
             assert english_in(after, "kv_unheard_of", "unheard_of") == set(), (before, after)
             assert _numbers(after) == _numbers(before), (before, after)
-    assert set(found) - used == {"The journal ends early: {why}"}
+    of_the_record = ("telemetry/explain.py:", "telemetry/journal_gaps.py:")
+    about_the_record = {text for text, place in literals("telemetry").items() if place.startswith(of_the_record)}
+    assert "The journal ends early: {why}" in about_the_record
+    assert set(found) - used == about_the_record
 
 
 def _numbers(text: str) -> list[str]:

@@ -235,13 +235,16 @@ def test_bytes_that_are_no_text_are_a_divergence_too(tmp_path: Path, recorded: A
     assert report.divergence.where.endswith(f":{at + 1}")
 
 
-def test_a_line_too_few_or_too_many_is_a_divergence(tmp_path: Path, recorded: Any) -> None:
+def test_a_line_too_few_is_a_gap_and_one_too_many_a_divergence(tmp_path: Path, recorded: Any) -> None:
     path, _ = recorded(*RUNS[0])
     lines = path.read_bytes().splitlines(keepends=True)
     where = next(i for i in range(len(lines) // 2, len(lines)) if b'"LockChanged"' in lines[i])
     target = tmp_path / "altered.jsonl"
     target.write_bytes(b"".join([*lines[:where], *lines[where + 1 :]]))
-    assert replay(target).exit_code == 1
+    cut = replay(target)
+    assert (cut.verdict, cut.exit_code, cut.divergence) == ("incomplete", 2, None)
+    assert cut.gap is not None
+    assert (cut.gap.missing, cut.gap.after_seq + 1) == (1, json.loads(lines[where])["seq"])
     target.write_bytes(b"".join([*lines[:where], lines[where], *lines[where:]]))
     report = replay(target)
     assert report.divergence is not None
@@ -263,7 +266,10 @@ def test_an_altered_fold_is_a_divergence(tmp_path: Path, simulated: Any) -> None
         assert report.divergence is not None, change
         assert report.divergence.where == f"{target}:{where + 1}"
     target.write_bytes(b"".join([*lines[:where], *lines[where + 1 :]]))
-    assert replay(target).verdict == "diverged"
+    report = replay(target)
+    assert (report.verdict, report.divergence) == ("incomplete", None), "a count that is gone is no other decision"
+    assert report.gap is not None
+    assert report.gap.missing == content["count"]
 
 
 def a_folding_run(folder: Path, simulated: Any) -> Path:
