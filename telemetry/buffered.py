@@ -42,6 +42,9 @@ _BATCH: Final = 8
 _WORTH_A_RING: Final = 512
 #: The same beside a model that leaves nobody's memory in a cache anyway.
 _WORTH_A_LOAN: Final = 2_048
+#: And the events that one listener is given, batch after batch, before the next hears the first of them: each time that
+#: they change, the next one's code and books have left the caches.
+_STRETCH: Final = 1_024
 #: As many waiting events are no delay but a backlog: no more breaks.
 _BACKLOG: Final = 4_096
 #: How often a close that takes long says what is left, and looks how far it is.
@@ -79,7 +82,7 @@ class BufferedSink:
         self._takers = takers_of(sink)
         self._capacity = capacity
         self._period_s, self._worth_a_ring = period_s, _WORTH_A_RING
-        self._batch = batch
+        self._batch = self._stretch = batch
         self._queue: deque[AnyEvent] = deque()
         #: (events delivered before it, what to do then), in that order.
         self._calls: deque[tuple[int, Callable[[], object]]] = deque()
@@ -88,6 +91,8 @@ class BufferedSink:
         self._delivered = 0
         self._dropped = 0
         self._gave_way_at = 0
+        #: Batches that some listener took: it rises while a worker moves, which `_delivered` may not for a while.
+        self._moved = 0
         #: Processor time of the worker.
         self.cpu_ns = 0
         #: Events up to here were delivered, and flushed.
@@ -137,14 +142,15 @@ class BufferedSink:
             self._rests = False
             self._bell.ring()
         # A worker that cannot follow is at work: it neither rests nor waits.
-        if 2 * waiting > self._capacity and self._delivered != self._gave_way_at:
-            self._gave_way_at = self._delivered
+        if 2 * waiting > self._capacity and self._count() != self._gave_way_at:
+            self._gave_way_at = self._count()
             time.sleep(GIVE_WAY_S)
 
     def share_processors(self, lend_core: LendCore, *, period_s: float) -> None:
         """The engine computes on every processor that the worker could have: it asks for one, and wakes up as seldom as
         that. Before the first event."""
-        self.pace.lend_core, self._period_s, self._worth_a_ring = lend_core, period_s, _WORTH_A_LOAN
+        self.pace.lend_core, self._period_s = lend_core, period_s
+        self._worth_a_ring, self._stretch = _WORTH_A_LOAN, max(_STRETCH, self._batch)
 
     def stats(self) -> SinkStats:
         """The counters now."""
@@ -290,7 +296,7 @@ class BufferedSink:
                 _TURNS.give_back()
 
     def _count(self) -> int:
-        return self._delivered
+        return self._delivered + self._moved
 
     def _is_asked(self) -> bool:
         return self._askers > 0
@@ -305,7 +311,7 @@ class BufferedSink:
             if waiting:
                 self.pace.before_work(is_polite=self._is_polite)
             # A call that comes after this look comes after all that wait by now.
-            most = min(waiting, self._batch)
+            most = min(waiting, self._stretch)
             if self._calls:
                 most = min(most, self._run_calls())
             if not most:
@@ -321,9 +327,11 @@ class BufferedSink:
         """To one taker after the other, so that each finds its own code and books in the caches for all of them."""
         doing = f"taking events up to step {events[-1].step}"
         for at, take in enumerate(takers):
-            if at:
-                self.pace.before_work(is_polite=self._is_polite)
-            self._guard(partial(take, events), doing)
+            for first in range(0, len(events), self._batch):
+                if at or first:
+                    self.pace.before_work(is_polite=self._is_polite)
+                self._guard(partial(take, events[first : first + self._batch]), doing)
+                self._moved += 1
         self._delivered += len(events)
 
     def _run_calls(self) -> int:
@@ -335,7 +343,7 @@ class BufferedSink:
                 return due - self._delivered
             calls.popleft()
             self._guard(action, "running what was asked for in between")
-        return self._batch
+        return self._stretch
 
     def _emit(self, events: Sequence[AnyEvent]) -> None:
         for event in events:

@@ -23,8 +23,15 @@ IDLE_S: Final = 0.005
 #: rounds are a small part of what whoever asks waits for.
 HURRIED_S: Final = 2 * IDLE_S
 #: How long before the expected end of a forward work beside it ends: as long as a worker may be in one
-#: batch, and what follows it.
+#: batch, and what follows it. And as a share of the forward: once the layers are through, the engine thread calls one
+#: short operation after another, to multiply by the vocabulary and to sample, and wants the interpreter after each.
 MARGIN_NS: Final = 600_000
+MARGIN: Final = 0.3
+#: The share at its beginning in which an executor lays out its batch.
+LEAD: Final = 0.06
+#: How many times as long as the shortest of the last few one has to last until nobody expects its end any more. Work
+#: beside it, on the same processors, makes it half as long again.
+OVERDUE: Final = 2
 #: A shorter forward is over before whoever is rung for has woken up.
 OF_USE_NS: Final = 200_000
 #: How long a worker that has woken up waits for a forward to work beside; HURRIED_S where somebody asks.
@@ -34,10 +41,10 @@ SLICE_NS: Final = 400_000
 BREAK_S: Final = 0.000_1
 #: The stretch on a processor that the engine has lent, beside a forward whose end is known: the engine wants nothing
 #: of the worker meanwhile, and each time that it lends one costs it the rest of a task.
-LENT_SLICE_NS: Final = 1_500_000
+LENT_SLICE_NS: Final = 3_000_000
 #: What is asked for: the break, the stretch, and what began at its end. Longer, and a worker that stands would cost the
 #: engine a processor.
-LOAN_NS: Final = 2_500_000
+LOAN_NS: Final = 4_000_000
 #: Forwards whose shortest says how long the next one will last at least.
 _REMEMBERED: Final = 4
 _NEVER: Final = 1 << 63
@@ -107,7 +114,7 @@ class Forward:
 
     def __init__(self) -> None:
         self.is_open = self._is_long = False
-        self._opened_ns = self._begins_ns = 0
+        self._opened_ns = self._begins_ns = self._overdue_ns = 0
         self._ends_ns = _NEVER
         self._lasted_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self._shortest_ns = 0
@@ -115,10 +122,12 @@ class Forward:
     def open(self, now_ns: int, prepare_ns: int = 0) -> None:
         """A step was planned; its batch took `prepare_ns` to prepare the last time."""
         self._opened_ns = now_ns
-        # A little later than expected: who begins too early holds up the preparation itself.
-        self._begins_ns = now_ns + prepare_ns * 3 // 2
         shortest = self._shortest_ns
-        self._ends_ns = now_ns + shortest - MARGIN_NS if shortest > prepare_ns + 2 * MARGIN_NS else _NEVER
+        # A little later than expected: who begins too early holds up the preparation itself.
+        self._begins_ns = now_ns + prepare_ns * 3 // 2 + round(LEAD * shortest)
+        self._overdue_ns = now_ns + OVERDUE * shortest
+        margin_ns = max(MARGIN_NS, round(MARGIN * shortest))
+        self._ends_ns = now_ns + shortest - margin_ns if shortest > prepare_ns + 2 * MARGIN_NS else _NEVER
         self.is_open, self._is_long = True, False
 
     def shut(self, now_ns: int) -> None:
@@ -134,8 +143,10 @@ class Forward:
         return self._shortest_ns > OF_USE_NS or self._is_long or not self._lasted_ns
 
     def outlast(self) -> None:
-        """It lasts longer than the last few, or the engine stands: nothing is to be held up until it shuts."""
-        self._ends_ns, self._is_long = _NEVER, True
+        """Nothing was published for IDLE_S. One that is overdue lasts longer than the last few, or the engine stands:
+        nothing is to be held up until it shuts."""
+        if not self.ends_known or time.monotonic_ns() >= self._overdue_ns:
+            self._ends_ns, self._is_long = _NEVER, True
 
     @property
     def leaves_time(self) -> bool:
@@ -146,6 +157,11 @@ class Forward:
     def ends_known(self) -> bool:
         """Whether it leaves time up to an end that is expected, and not until it is there."""
         return self._ends_ns != _NEVER
+
+    @property
+    def is_worth_a_loan(self) -> bool:
+        """Whether it leaves time, and is known to be long."""
+        return (self.ends_known or self._is_long) and self.leaves_time
 
     @property
     def begins_in_s(self) -> float:
@@ -231,7 +247,7 @@ class Pace:
     def before_work(self, *, is_polite: bool) -> None:
         """Before a part of the work: a break where the last was long ago, and the engine's forward where it is waited
         for. `is_polite`: the engine comes first."""
-        slice_ns = LENT_SLICE_NS if self._has_core else SLICE_NS
+        slice_ns = LENT_SLICE_NS if self._has_core and self._window.forward.ends_known else SLICE_NS
         if time.perf_counter_ns() - self._began_ns > slice_ns:
             self._take_break(is_polite=is_polite)
         if self._waits and is_polite and not self._window.forward.leaves_time:
@@ -255,4 +271,4 @@ class Pace:
     @property
     def _may_ask(self) -> bool:
         forward = self._window.forward
-        return self._waits and self.lend_core is not None and forward.ends_known and forward.leaves_time
+        return self._waits and self.lend_core is not None and forward.is_worth_a_loan

@@ -43,7 +43,8 @@ def long_forward(window: ForwardWindow) -> None:
 
 
 @pytest.fixture
-def window() -> ForwardWindow:
+def window(monkeypatch: pytest.MonkeyPatch) -> ForwardWindow:
+    monkeypatch.setattr(pacing, "LEAD", 0.0)
     return ForwardWindow(Bell())
 
 
@@ -120,7 +121,10 @@ def test_without_a_lender_only_breaks_are_taken(window: ForwardWindow, monkeypat
 
 
 @pytest.mark.parametrize("fault", [ValueError("a listener's"), SystemExit(3)])
-def test_a_listener_that_fails_keeps_no_processor(fault: BaseException, numbered: Any) -> None:
+def test_a_listener_that_fails_keeps_no_processor(
+    fault: BaseException, numbered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "LEAD", 0.0)
     is_given_back = threading.Event()
     asked: list[int] = []
 

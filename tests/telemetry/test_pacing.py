@@ -94,7 +94,7 @@ def test_work_ends_before_the_shortest_of_the_last_forwards_would(monkeypatch: p
         window.forward.shut(now)
         assert not window.forward.leaves_time
     window.forward.open(now)
-    end = now + 5_000_000 - pacing.MARGIN_NS
+    end = now + round(5_000_000 * (1 - pacing.MARGIN))
     now = end - 1
     before = window.forward.leaves_time
     now = end
@@ -105,7 +105,7 @@ def test_work_ends_before_the_shortest_of_the_last_forwards_would(monkeypatch: p
         now += 20_000_000
         window.forward.shut(now)
     window.forward.open(now)
-    now += 19_000_000
+    now += round(20_000_000 * (1 - pacing.MARGIN)) - 1
     assert window.forward.leaves_time
 
 
@@ -136,6 +136,13 @@ def test_work_begins_once_the_batch_is_put_together(monkeypatch: pytest.MonkeyPa
     assert not window.forward.leaves_time, "the engine is still at work"
     assert window.wait(lambda: 0, 60.0)
     assert slept == [0.0003], "somewhat later than last time, without the bell"
+    now += 10_000_000
+    window.forward.shut(now)
+    window.forward.open(now)
+    now += round(pacing.LEAD * 10_000_000) - 1
+    before = window.forward.leaves_time
+    now += 20_000  # it took 0.3 ms more
+    assert (before, window.forward.leaves_time) == (False, True), "an executor lays out its batch"
 
 
 def test_a_forward_that_lasts_longer_than_the_last_few_is_used_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +154,10 @@ def test_a_forward_that_lasts_longer_than_the_last_few_is_used_until_it_ends(mon
     now += 5_000_000
     window.forward.shut(now)
     window.forward.open(now)
-    now += 5_000_000
+    now += 9_999_999
+    assert not window.wait(lambda: 7, 0.01), "work beside it may have made it longer"
     before = window.forward.leaves_time
+    now += 1
     assert window.wait(lambda: 7, 60.0), "nothing is published meanwhile, but the engine does not rest: it computes"
     after = window.forward.leaves_time
     window.forward.shut(now)
@@ -171,6 +180,7 @@ def _after(lasted_ns: int, monkeypatch: pytest.MonkeyPatch) -> ForwardWindow:
     """A window whose last forward lasted so long, and whose next one is open."""
     now = 0
     monkeypatch.setattr("telemetry.pacing.time.monotonic_ns", lambda: now)
+    monkeypatch.setattr(pacing, "LEAD", 0.0)
     window = ForwardWindow(Bell())
     window.forward.open(now)
     now += lasted_ns
