@@ -11,7 +11,8 @@ Without a model (0 ms) nobody can run beside the engine but in its place: the wo
 counts. `held`: the same while the workers stand, which leaves what they cost without their company. With a model of
 5 ms, which waits as a GPU's does, in short windows that take turns, so that a machine with other work slows both down;
 medians. And with SmolLM2 on this machine's processors, where the other threads' work competes with the model's: the
-median over pairs of windows of the same steps, of wall time and of the whole process's processor time. That is done
+median over pairs of windows of the same steps, of wall time and of the whole process's processor time; and from pairs
+of steps, which tells apart what those beside which workers worked took longer (`bench.step_pairs`). That is done
 with the requests of `admitscope demo` (lengths of its trace rows), and once more with two requests ending in every
 step.
 """
@@ -24,12 +25,15 @@ import platform
 import statistics
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
+from bench import step_pairs
 from bench.watched_load import (
     ENDS_A_STEP,
     Load,
     Window,
+    beside_ns,
     config_of,
     demo_lengths,
     everything,
@@ -155,19 +159,22 @@ def model_share(traces: str, pairs: int, lengths: Sequence[TraceRow]) -> dict[st
         for load in (off_load, on_load):
             load.cpu_ns(MODEL_WARM_UP_STEPS)
         before, made = worker_ns(listeners), on_load.steps
-        walls, processes = [], []
+        walls, processes, steps = [], [], []
+        beside_now = partial(beside_ns, listeners)
         for pair in range(pairs):
-            seconds, process_us = {}, {}
+            seconds, process_us, made_steps = {}, {}, {}
             for load in (off_load, on_load) if pair % 2 else (on_load, off_load):
                 load.window(steps=MODEL_LEAD_IN_STEPS)
-                window = load.window(steps=MODEL_WINDOW_STEPS)
+                window = load.window(steps=MODEL_WINDOW_STEPS, beside=beside_now)
                 seconds[load], process_us[load] = 1 / window.tokens_per_s, window.process_us
+                made_steps[load] = window.steps
                 worker_ns(listeners)  # what one window left to do is not done in the next
+            steps.append((made_steps[off_load], made_steps[on_load]))
             walls.append(seconds[on_load] / seconds[off_load])
             processes.append(process_us[on_load] / process_us[off_load])
         beside = (worker_ns(listeners) - before) / (on_load.steps - made) / 1e3
         assert listeners.checking.checker.total_violations == 0, "a broken law makes the figures worthless"
-    quarters = statistics.quantiles(walls, n=4)
+    quarters, by_step = statistics.quantiles(walls, n=4), step_pairs.step_cost(steps)
     return {
         "bench": "overhead_model",
         "requests": "of the demo" if lengths else f"{ENDS_A_STEP} ending in every step",
@@ -176,6 +183,13 @@ def model_share(traces: str, pairs: int, lengths: Sequence[TraceRow]) -> dict[st
         "quarters": [round(1 - 1 / quarters[at], 4) for at in (0, 2)],
         "share_of_cpu": round(1 - 1 / statistics.median(processes), 4),
         "beside_us": round(beside, 1),
+        "by_step": {
+            "share": round(by_step.share, 4),
+            "quiet_us": round(by_step.quiet_us),
+            "busy_us": round(by_step.busy_us),
+            "beside_us": round(by_step.beside_us),
+            "busy": round(by_step.busy, 3),
+        },
         "pairs": pairs,
         "aim": AIM_MODEL_SHARE,
     }
@@ -232,6 +246,12 @@ def main() -> int:
             f"{model['share']:.1%} fewer tokens a second (quarters {model['quarters'][0]:.1%} and "
             f"{model['quarters'][1]:.1%}), {model['share_of_cpu']:.1%} more processor time a token, "
             f"{model['beside_us']:.0f} us a step of other threads ({model['pairs']} pairs; aim {AIM_MODEL_SHARE:.1%})"
+        )
+        steps = model["by_step"]
+        print(
+            f"  by step: {steps['share']:.1%} longer; {steps['busy']:.1%} of the steps had {steps['beside_us']} us of "
+            f"work beside them and took {steps['busy_us']} us longer than the others, "
+            f"which took {steps['quiet_us']} us longer"
         )
     return 0
 

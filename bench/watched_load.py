@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.step_pairs import Step
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.events import EventSink
@@ -62,11 +63,12 @@ def receiver() -> Iterator[str]:
 
 
 class Window(NamedTuple):
-    """Tokens a second of wall time, the median step's CPU time on the engine's thread, and the process's a token."""
+    """Tokens a second of wall time, the median step's CPU time on the engine's thread, the process's a token; steps."""
 
     tokens_per_s: float
     cpu_us: float
     process_us: float
+    steps: list[Step]
 
 
 def demo_lengths() -> list[TraceRow]:
@@ -168,15 +170,22 @@ class Load:
             spent.append(time.thread_time_ns() - began)
         return spent
 
-    def window(self, *, seconds: float = math.inf, steps: float = math.inf) -> Window:
-        """A stretch of about `seconds` of wall time, or of `steps`."""
-        tokens, spent, began, process = 0, [], time.perf_counter(), time.process_time_ns()
+    def window(
+        self, *, seconds: float = math.inf, steps: float = math.inf, beside: Callable[[], int] = lambda: 0
+    ) -> Window:
+        """A stretch of about `seconds` of wall time, or of `steps`.
+
+        beside   processor time of the threads beside, in nanoseconds
+        """
+        tokens, spent, made = 0, [], list[Step]()
+        began, process = time.perf_counter(), time.process_time_ns()
         while time.perf_counter() - began < seconds and len(spent) < steps:
-            before = time.thread_time_ns()
+            others, wall, before = beside(), time.perf_counter_ns(), time.thread_time_ns()
             tokens += self.step()
             spent.append(time.thread_time_ns() - before)
+            made.append(Step((time.perf_counter_ns() - wall) / 1e3, (beside() - others) / 1e3))
         lasted, used_us = time.perf_counter() - began, (time.process_time_ns() - process) / 1e3
-        return Window(tokens / lasted, statistics.median(spent) / 1e3, used_us / tokens)
+        return Window(tokens / lasted, statistics.median(spent) / 1e3, used_us / tokens, made)
 
 
 @contextmanager
@@ -203,3 +212,8 @@ def worker_ns(listeners: Listeners) -> int:
     for queue in listeners.queues:
         queue.flush()
     return sum(queue.cpu_ns for queue in listeners.queues)
+
+
+def beside_ns(listeners: Listeners) -> int:
+    """The same up to now, without waiting for them. None of them has ended."""
+    return sum(queue.thread_ns for queue in listeners.queues)

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from engine.events import AnyEvent, EventSink, StepPlanned
 from engine.executor.base import LendCore
@@ -201,6 +201,11 @@ class BufferedSink:
             finally:
                 self._askers -= 1
         return is_done()
+
+    @property
+    def thread_ns(self) -> int:
+        """Processor time of the worker up to now, in the middle of a round too. Raises OSError once it has ended."""
+        return time.clock_gettime_ns(time.pthread_getcpuclockid(cast("int", self._thread.ident)))
 
     @property
     def dropped(self) -> int:

@@ -98,6 +98,11 @@ class SharedSink:
         return self._queue.cpu_ns
 
     @property
+    def thread_ns(self) -> int:
+        """See `BufferedSink`."""
+        return self._queue.thread_ns
+
+    @property
     def components(self) -> tuple[str, ...]:
         return tuple(sink.component for sink in self._several.sinks)
 
