@@ -203,6 +203,11 @@ class BufferedSink:
         return is_done()
 
     @property
+    def lent_ns(self) -> int:
+        """See `Pace`."""
+        return self.pace.lent_ns
+
+    @property
     def thread_ns(self) -> int:
         """Processor time of the worker up to now, in the middle of a round too. Raises OSError once it has ended."""
         return time.clock_gettime_ns(time.pthread_getcpuclockid(cast("int", self._thread.ident)))

@@ -180,6 +180,7 @@ class Listeners:
         yield from self.checking.numbers()
         yield from self.hears.numbers()
         yield "telemetry_seconds_total", "worker", sum(queue.cpu_ns for queue in self.queues)
+        yield "telemetry_seconds_total", "lent", sum(queue.lent_ns for queue in self.queues)
         yield "telemetry_seconds_total", "collector", self.collector.spent_ns
         if self._traces is not None:
             yield from self._traces.numbers()

@@ -64,7 +64,7 @@ CHECK_GROUPS: Final = tuple(group.value for group in Group)
 #: What listeners do: hand over, and judge where a law is to raise, on the engine thread; all else on threads beside
 #: it, where metrics are counted too now, so that `metric` is a value that only dashboards of before ask for. The
 #: collector of Python's reference cycles stops all threads.
-PARTS: Final = ("check", "collector", "metric", "publish", "worker")
+PARTS: Final = ("check", "collector", "lent", "metric", "publish", "worker")
 #: Where in its prompt an admitted piece lies.
 POSITION_OF: Final = {
     Reason.ADMITTED_WHOLE: "whole",
@@ -331,7 +331,8 @@ _OBSERVER: Final = (
     _counter(
         "telemetry_seconds_total",
         "What does observability cost? Check and publish on the engine thread, estimated from one step in 16; worker: "
-        "processor time of the threads beside it; collector: wall time in which Python looked for reference cycles.",
+        "processor time of the threads beside it; lent: wall time in which the model left them a processor; collector: "
+        "wall time in which Python looked for reference cycles.",
         "part",
         PARTS,
         NS,

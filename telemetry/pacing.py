@@ -229,7 +229,9 @@ class Pace:
         self.lend_core: LendCore | None = None
         self._window, self._published, self._is_asked = window, published, is_asked
         self._waits, self._has_core = True, False
-        self._began_ns = 0
+        self._began_ns = self._asked_ns = 0
+        #: Wall time in which the engine computed with one thread fewer for this worker.
+        self.lent_ns = 0
 
     def begin(self) -> None:
         """There is work. Once it has waited in vain it goes on without waiting until `end`: the engine is idle, or its
@@ -241,6 +243,7 @@ class Pace:
     def end(self) -> None:
         """There is none any more, or none that may be done now."""
         if self._has_core and self.lend_core is not None:
+            self._count_loan()
             self.lend_core(0)
         self._has_core = False
 
@@ -260,13 +263,18 @@ class Pace:
     def _take_break(self, *, is_polite: bool) -> None:
         """In which the engine thread gets the interpreter if it wants it, and a thread that computes ends its task."""
         if is_polite and self._may_ask and self.lend_core is not None:
+            if self._has_core:
+                self._count_loan()
             self.lend_core(LOAN_NS)
-            self._has_core = True
+            self._has_core, self._asked_ns = True, time.perf_counter_ns()
         else:
             self.end()
         # Not left out for whoever waits to be caught up with: a scrape must not hold up a step either.
         time.sleep(BREAK_S if is_polite else 0)
         self._began_ns = time.perf_counter_ns()
+
+    def _count_loan(self) -> None:
+        self.lent_ns += min(time.perf_counter_ns() - self._asked_ns, LOAN_NS)
 
     @property
     def _may_ask(self) -> bool:

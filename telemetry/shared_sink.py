@@ -98,6 +98,11 @@ class SharedSink:
         return self._queue.cpu_ns
 
     @property
+    def lent_ns(self) -> int:
+        """See `Pace`."""
+        return self._queue.lent_ns
+
+    @property
     def thread_ns(self) -> int:
         """See `BufferedSink`."""
         return self._queue.thread_ns

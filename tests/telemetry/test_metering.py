@@ -48,6 +48,7 @@ def test_costs_are_those_of_the_measured_steps_times_sixteen() -> None:
         "publish": 0,
         "check": 16 * 7 * check.seen,
         "collector": 0,
+        "lent": 0,
         "metric": 0,
         "worker": 16 * 3 * count.seen,
     }

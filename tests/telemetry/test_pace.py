@@ -61,9 +61,12 @@ def test_a_worker_asks_then_takes_its_break_then_works(window: ForwardWindow, mo
     monkeypatch.setattr(pacing, "LENT_SLICE_NS", -1)
     pace.before_work(is_polite=True)
     assert bank.take() == [LOAN_NS, "break"]
+    assert 0 < pace.lent_ns < 60 * 10**9, "what is over"
+    before = pace.lent_ns
     pace.end()
     pace.end()
     assert bank.take() == [0], "given back once"
+    assert before < pace.lent_ns <= before + LOAN_NS
 
 
 def test_nothing_is_asked_for_where_no_forward_leaves_time(
