@@ -183,7 +183,11 @@ def _explain_live(command: ExplainCommand) -> int:
             print(f"admitscope: {error}", file=sys.stderr)
             return 1
     if explanation is None:
-        print(f"admitscope: {command.rid}: no live or recently finished request has this id", file=sys.stderr)
+        print(
+            f"admitscope: {command.rid}: no live or recently finished request has this id; "
+            f"`admitscope top {command.journal}` shows those that wait and run, an older one is in the journal",
+            file=sys.stderr,
+        )
         return 1
     print(explanation.model_dump_json(indent=1) if command.json_output else "\n".join(explanation.sentences))
     return 0

@@ -87,7 +87,9 @@ def test_top_and_explain_say_who_waits_for_what_and_who_is_ahead(
             assert main(["explain", url, reading.queue.entries[0].rid]) == 0
             assert "it needs 1 row, and max_running_requests leaves 0" in capsys.readouterr().out
             assert main(["explain", url, "nobody"]) == 1
-            assert "nobody" in capsys.readouterr().err
+            said = capsys.readouterr().err
+            assert "nobody" in said
+            assert f"admitscope top {url}" in said
     for thread in threads:
         thread.join()
 
