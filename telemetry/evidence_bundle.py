@@ -39,6 +39,11 @@ ABOUT_LISTENERS: Final = frozenset(
 )
 
 
+def is_bundle(events: Path) -> bool:
+    """Whether this journal is a bundle's. A number that it lacks is no line that is gone: the engine skipped it."""
+    return events.name == EVENTS_FILE and (events.parent / VIOLATION_FILE).is_file()
+
+
 class Picture(NamedTuple):
     """A snapshot and how it was taken, in words; None when there is none, and then the words say why."""
 

@@ -51,7 +51,8 @@ class QueueEntry(Value):
     reason               code of its last examination; for blocker `order`, what ended the pass; None before any
     need, have           the two sides of the test that decided (tokens; requests for rows), None when none compared
     who_stopped          the rid whose decision ended the pass, when this request was not reached
-    stopper              the same request, with its own need and have; None where the pass ended at nobody
+    stopper              the same request, with its own need and have; None where the pass ended at nobody, and in a
+                         list of the queue behind the first 100
     last_evaluated_step  last step in which it was examined, None when never
     times_passed_over    passes so far that computed prompt of a later comer: what `max_overtakes` bounds
     overtaken_by         later comers that were admitted meanwhile

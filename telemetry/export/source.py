@@ -103,7 +103,7 @@ def _of_divergence(divergence: Divergence, gap: Gap | None, heard: _Counted, fol
             "refusals_folded, and waiting under them counts as `order`"
         )
     lost = heard.last_seq + 1 - heard.events - folded - heard.missing
-    if gap is None and lost > 0:
+    if lost > 0 and (gap is None or (not gap.more and lost > gap.missing)):
         notes.append(f"{lost} events up to seq {heard.last_seq} are in no line of the journal")
     return notes
 
