@@ -34,7 +34,6 @@ from telemetry.request_timeline import RequestTimeline
 from telemetry.words import Lang, speaking
 
 if TYPE_CHECKING:
-    from engine.scheduler.plan import PassEnd
     from telemetry.read_model import ReadModel
 
 RATE_WINDOW_S: Final = 10
@@ -128,22 +127,34 @@ def queue(model: ReadModel, head: Head, limit: int) -> QueueAnswer:
     """The waiting queue, in the order of the last pass as far as it went."""
     watch = model.tracker.queue
     overtakers = Overtakers(model)
-    entries = [_queue_entry(model, request, at, overtakers) for at, request in enumerate(watch.in_order()[:limit])]
+    stopper = _stopper(model)
     # Who ended the pass is the same for all, and named by each: its numbers would make a long answer a third longer.
-    entries[WITH_STOPPER:] = [entry.model_copy(update={"stopper": None}) for entry in entries[WITH_STOPPER:]]
+    entries = [
+        _queue_entry(model, request, at, overtakers, stopper, tells=at < WITH_STOPPER)
+        for at, request in enumerate(watch.in_order()[:limit])
+    ]
     by_blocker = {name: count for name, count in zip(BLOCKERS, watch.counts, strict=True) if count}
     return QueueAnswer(**_head(head), entries=tuple(entries), total=len(watch.waiting), by_blocker=by_blocker)
 
 
-def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, overtakers: Overtakers) -> QueueEntry:
+def _queue_entry(
+    model: ReadModel,
+    request: RequestTimeline,
+    position: int,
+    overtakers: Overtakers,
+    stopper: Stopper | None,
+    *,
+    tells: bool = True,
+) -> QueueEntry:
+    """`stopper`: who ended the last pass; with `tells`, its numbers are in the entry of one that waits behind it."""
     watch, decided = model.tracker.queue, request.decided
     overtaken = watch.overtaken(request)
     assert request.blocker is not None, "a waiting request always has a blocker"
-    reason, stopper = request.reason, None
+    reason, behind = request.reason, None
     if request.blocker == ORDER and watch.last_pass is not None:
         # Its own test was one of an earlier pass, if any.
         test = _Test(None, None, decided.step if decided is not None else None)
-        reason, stopper = watch.last_pass.stopped_by, _stopper(model, watch.last_pass)
+        reason, behind = watch.last_pass.stopped_by, stopper
     else:
         test = _test(model, request, reason)
     state: Literal["waiting", "retracted"] = "retracted" if request.is_retracted else "waiting"
@@ -161,8 +172,8 @@ def _queue_entry(model: ReadModel, request: RequestTimeline, position: int, over
         reason=None if request.blocker == ENGINE_BUSY else reason,
         need=test.need,
         have=test.have,
-        who_stopped=stopper.rid if stopper is not None else None,
-        stopper=stopper,
+        who_stopped=behind.rid if behind is not None else None,
+        stopper=behind if tells else None,
         last_evaluated_step=test.step,
         times_passed_over=overtaken.passes,
         overtaken_by=overtaken.requests,
@@ -186,9 +197,10 @@ def _test(model: ReadModel, request: RequestTimeline, reason: Reason | None) -> 
     return _Test(None, None, decided.step if decided is not None else None)
 
 
-def _stopper(model: ReadModel, end: PassEnd) -> Stopper | None:
-    """Who ended the last pass, with its own numbers."""
-    if end.rid is None:
+def _stopper(model: ReadModel) -> Stopper | None:
+    """Who ended the last pass, with its own numbers; None where nobody did."""
+    end = model.tracker.queue.last_pass
+    if end is None or end.rid is None:
         return None
     found = model.find(end.rid)
     test = _test(model, found, end.stopped_by) if found is not None else _Test(None, None, None)
@@ -254,7 +266,9 @@ def request(model: ReadModel, head: Head, rid: str) -> RequestDetail | None:
         return None
     waiting = model.tracker.queue.in_order() if rid in model.tracker.queue.waiting else []
     overtakers = Overtakers(model)
-    entry = next((_queue_entry(model, r, at, overtakers) for at, r in enumerate(waiting) if r is found), None)
+    entry = next(
+        (_queue_entry(model, r, at, overtakers, _stopper(model)) for at, r in enumerate(waiting) if r is found), None
+    )
     return RequestDetail(
         **_head(head),
         request=_request_row(model, found),

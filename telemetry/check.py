@@ -19,7 +19,6 @@ from engine.events import EngineStarted
 from engine.kvcache.snapshot import SchedulerSnapshot
 from telemetry.check_judge import NEEDS_EACH_DECISION, Folded, Judge
 from telemetry.check_report import CheckReport
-from telemetry.evidence_bundle import is_bundle
 from telemetry.journal import JournalError
 from telemetry.journal_gaps import Gap, gaps_in
 from telemetry.journal_reader import JournalReader
@@ -82,7 +81,7 @@ def _heard_with_replay(reader: JournalReader, asked: _Asked) -> _Hearing:
     hearing = _Hearing(reader, asked, None)
     hearing.replay()
     ends_in_doubt = False
-    if hearing.is_left and not is_bundle(reader.path):
+    if hearing.is_left:
         gaps, causes = search(reader.path, hearing.divergence)
         for gap in causes:
             again = _Hearing(reader, asked, gap)

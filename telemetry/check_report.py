@@ -66,7 +66,8 @@ def render(report: CheckReport) -> str:
     made = sum(report.checks.values())
     head = f"{report.events:,} events of {report.steps:,} steps, {made:,} checks, {report.audits:,} audits"
     total = sum(report.counts.values())
-    lines = [f"{total:,} violations: {head}" if total else f"every law held: {head}"]
+    up_to = " up to there" if report.gap is not None else ""
+    lines = [f"{total:,} violations: {head}" if total else f"every law held{up_to}: {head}"]
     if report.gap is not None:
         lines.insert(0, report.gap.judged_text())
     lines += [f"  {law}: {count:,}" for law, count in sorted(report.counts.items())]

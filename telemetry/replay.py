@@ -30,6 +30,7 @@ from engine.events import (
 )
 from engine.scheduler.plan import StepOutcome
 from engine.scheduler.scheduler import Arrival, Scheduler
+from telemetry.evidence_bundle import is_bundle
 from telemetry.folding import EventHash, RefusalFolder
 from telemetry.journal import JournalError
 from telemetry.journal_gaps import NO_GAPS, Gap, Gaps, gaps_in
@@ -124,8 +125,8 @@ def search(path: Path, divergence: Divergence | None) -> tuple[Gaps, tuple[Gap, 
     if divergence is None:
         gaps = gaps_in(path)
         return gaps, gaps.may_explain(None, None, None)
-    if [each.field for each in divergence.fields] == ["count"]:
-        return NO_GAPS, ()  # a count of refusals was altered: nothing is gone
+    if is_bundle(path) or [each.field for each in divergence.fields] == ["count"]:
+        return NO_GAPS, ()  # the engine skipped a number, or a count of refusals was altered: no line is gone
     made = msgspec.json.decode(divergence.replayed) if divergence.replayed else {}
     gaps = gaps_in(path)
     return gaps, gaps.may_explain(divergence.seq, divergence.step, made.get("seq"))

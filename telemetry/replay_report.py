@@ -152,7 +152,8 @@ def render(report: ReplayReport) -> str:
     else:
         out += _render_divergence(report.divergence, report)
     if report.responses:
-        out.append(f"beside these, {report.responses:,} records of answers sent, which are not the scheduler's")
+        are = "record of an answer sent, which is" if report.responses == 1 else "records of answers sent, which are"
+        out.append(f"beside these, {report.responses:,} {are} not the scheduler's")
     if report.note:
         out.append(f"not replayed further: {report.note}")
     if report.torn:
