@@ -38,7 +38,8 @@ def visit(tmp_path: Path) -> Iterator[Visit]:
 def opened(page: Page, address: str) -> Locator:
     """The moment of a lesson at `address`, once the page hears keys."""
     page.goto(address, wait_until="commit")
-    page.wait_for_function("() => document.documentElement.dataset.keys")
+    # Not by a function of the page: a document that has only just been committed has no element yet.
+    page.locator("html[data-keys]").wait_for(state="attached")
     return page.get_by_test_id("moment")
 
 

@@ -71,7 +71,7 @@ def wait_for_index(visit: Visit, index: int) -> None:
 def test_keys_choose_views_pause_and_walk_through_the_passes_kept(visit: Visit, stage: str) -> None:
     at_engine(visit, stage)
     visit.page.locator("h1").click()
-    visit.page.wait_for_function("() => document.documentElement.dataset.keys")
+    visit.page.locator("html[data-keys]").wait_for(state="attached")
     visit.page.keyboard.press("2")
     visit.page.wait_for_url("**view=admission*")
     visit.page.locator(".st-key-passes tbody tr[data-id]").first.wait_for()
